@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,11 +11,10 @@ import click
 
 from sparkwright.base.errors import ArchiveError, AuditError, WheelError
 from sparkwright.base.text import human_seconds, human_size
-from sparkwright.cli.companion import audit_by_its_list, show_companion
+from sparkwright.cli.companion import audit_by_its_list, companion_parts
 from sparkwright.cli.globals import Command, takes
-from sparkwright.cli.output import print_json
+from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_in_session
-from sparkwright.cli.tables import show_table
 from sparkwright.companion.inspection import CompanionAudit
 from sparkwright.companion.package import is_companion
 from sparkwright.native.inspection import KernelClass, Tally
@@ -59,7 +59,7 @@ def command(
     allow_skipped: bool,
     arch: str,
     provenance: bool,
-) -> None:
+) -> Result:
     """Compare WHEELS with upstream's and with the merge.
 
     The merge is repeated, so that no record inside a wheel is trusted: it only says which series' lock the
@@ -67,33 +67,36 @@ def command(
     whole, for one machine and one card, and without an undefined symbol.
     """
     if provenance:
-        for wheel in wheels:
-            print_json(json.loads(provenance_of(wheel)))
-        return
+        statements = [json.loads(provenance_of(wheel)) for wheel in wheels]
+        return Result(statements if statements[1:] else statements[0], [json.dumps(statements, indent=1)])
     options = TargetOptions(patchset=patchset, source=source, arch=arch)
     reports = [_audited(session, wheel, options) for wheel in wheels]
-    if session.as_json:
-        print_json([report.to_json() for report in reports])
     for report in reports:
         attach_audit(dist_folder(session.checkout.folder).absolute(), report)
-    for report in reports:
-        report.require()
-        if isinstance(report, AuditReport) and report.unchecked and not allow_skipped:
-            raise _unchecked(report)
+    failures = (_failure(report, allow_skipped=allow_skipped) for report in reports)
+    return Result(
+        [report.to_json() for report in reports],
+        [part for report in reports for part in _shown(report)],
+        next(filter(None, failures), None),
+    )
 
 
 def _audited(session: Session, wheel: Path, options: TargetOptions) -> AuditReport | CompanionAudit:
     if is_companion(wheel.name):
-        found = audit_by_its_list(session, wheel)
-        if not session.as_json:
-            show_companion(found)
-        return found
+        return audit_by_its_list(session, wheel)
     own = session.of_wheel(wheel)
     target = replace(options, platform=_platform(own, wheel))
-    report = audit(wheel.absolute(), _expectation(own, target, wheel))
-    if not session.as_json:
-        _show(report)
-    return report
+    return audit(wheel.absolute(), _expectation(own, target, wheel))
+
+
+def _failure(report: AuditReport | CompanionAudit, *, allow_skipped: bool) -> AuditError | None:
+    try:
+        report.require()
+    except AuditError as error:
+        return error
+    if isinstance(report, AuditReport) and report.unchecked and not allow_skipped:
+        return _unchecked(report)
+    return None
 
 
 def _unchecked(report: AuditReport) -> AuditError:
@@ -166,19 +169,20 @@ def _expectation(session: Session, target: TargetOptions, wheel: Path) -> Expect
     )
 
 
-def _show(report: AuditReport) -> None:
+def _shown(report: AuditReport | CompanionAudit) -> Iterator[Part]:
+    if isinstance(report, CompanionAudit):
+        yield from companion_parts(report)
+        return
     if report.binaries:
-        _show_binaries(report)
+        yield _binaries(report)
     rows = [(check.name, check.verdict, check.detail) for check in report.checks]
-    show_table(("check", "verdict", "found"), rows, title=report.filename)
+    yield Table(("check", "verdict", "found"), rows, title=report.filename)
     verdict = "passed" if report.passed else "FAILED" if report.failures else "NOT VERIFIED"
-    click.echo(
-        f"{verdict} in {human_seconds(report.seconds)}: {human_size(report.size)}, sha256 {report.sha256}"
-    )
+    yield f"{verdict} in {human_seconds(report.seconds)}: {human_size(report.size)}, sha256 {report.sha256}"
 
 
-def _show_binaries(report: AuditReport) -> None:
-    """Show the kernels of each binary by what the card can run."""
+def _binaries(report: AuditReport) -> Table:
+    """Return the kernels of each binary by what the card can run."""
     headings = ("binary", "size", "packed", *KernelClass, "cubins and PTX")
     rows = [
         (
@@ -196,7 +200,7 @@ def _show_binaries(report: AuditReport) -> None:
     rows.append(
         ("all", human_size(total), human_size(packed), *_counts(report.kernels), _shares(report.kernels))
     )
-    show_table(headings, rows, title=f"kernels of {report.filename} on {report.arch}")
+    return Table(headings, rows, title=f"kernels of {report.filename} on {report.arch}")
 
 
 def _counts(tally: Tally) -> list[str]:

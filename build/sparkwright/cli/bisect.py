@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,9 @@ from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import ConfigError, NoCulpritError
 from sparkwright.base.text import human_seconds, human_size
 from sparkwright.cli.globals import Command, global_options
-from sparkwright.cli.machines import counting_machines, machines_summary, show_machines
 from sparkwright.cli.options import job_options, machines_option
-from sparkwright.cli.output import print_json, printable
+from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import WORK, Session, run_in_session
-from sparkwright.cli.tables import show_table
 from sparkwright.cli.verify import require_libraries
 from sparkwright.pipeline.options import BuildOptions, TargetOptions
 from sparkwright.search.changes import AXES
@@ -77,7 +74,7 @@ def command(
     words: tuple[str, ...],
     target: TargetOptions,
     **arguments: Any,
-) -> None:
+) -> Result:
     """Name the change between a GOOD and a BAD build spec that makes the difference.
 
     A SPEC is a wheel (a file or an address), a commit of this project, PATCHSET@RELEASE, PATCHSET@COMMIT of
@@ -96,18 +93,13 @@ def command(
     from sparkwright.verify.verifier import VERIFIER
 
     if words[:1] == ("status",):
-        if words[1:]:
-            _replay(session, words[1])
-        else:
-            _status(session)
-        return
+        return _replay(session, words[1]) if words[1:] else _status(session)
     jobs, attempted, listing = (arguments.pop(name) for name in ("jobs", "attempted", "listing"))
     options = _options(words, arguments, listing=listing)
     build = BuildOptions(**vars(target), offline=session.offline)
     with open_search(session.checkout, session.access, build, options, VERIFIER) as search:
         if listing:
-            _list(session, search)
-            return
+            return _list(search)
         jobs = jobs or (_AHEAD + 1 if options.cluster and not search.alone else 1)
         if jobs > 1 and search.alone:
             raise ConfigError(
@@ -117,13 +109,12 @@ def command(
             )
         if attempted is not None:
             with search.machines():
-                _try(session, search, attempted)
-            return
+                return _try(session, search, attempted)
         folder = _folder(session, search.problem)
         search.realiser.require_as_recorded()
-        with counting_machines() as done, search.machines():
+        with search.machines():
             result = bisect(search.problem, search.judge_in(folder), folder, jobs=jobs, stop=search.stop)
-    _finish(session, folder, search.problem, result, done)
+    return _finished(folder, search.problem, result)
 
 
 def _options(words: tuple[str, ...], arguments: dict[str, Any], *, listing: bool) -> SearchOptions:
@@ -176,18 +167,16 @@ def _known(session: Session, identity: str) -> Path:
     return _root(session) / found[0]
 
 
-def _list(session: Session, search: Search) -> None:
+def _list(search: Search) -> Result:
     changes, left_out = search.problem.changes, search.realiser.difference.left_out
-    if session.as_json:
-        print_json({"changes": to_builtins(changes), "left-out": list(left_out)})
-        return
     rows = [(change.id, change.axis, change.title, ", ".join(change.requires[-3:])) for change in changes]
-    show_table(("change", "axis", "title", "requires"), rows, title=f"{len(changes)} changes")
+    parts: list[Part] = [Table(("change", "axis", "title", "requires"), rows, f"{len(changes)} changes")]
     if left_out:
-        click.echo(f"not searched, though they differ: {', '.join(left_out)}")
+        parts.append(f"not searched, though they differ: {', '.join(left_out)}")
+    return Result({"changes": to_builtins(changes), "left-out": list(left_out)}, parts)
 
 
-def _try(session: Session, search: Search, attempted: str) -> None:
+def _try(session: Session, search: Search, attempted: str) -> Result:
     """Judge one candidate, with the exit status of a command that ``git bisect run`` takes."""
     from sparkwright.base.errors import unknown_name
     from sparkwright.search.engine import evaluate
@@ -202,16 +191,19 @@ def _try(session: Session, search: Search, attempted: str) -> None:
     folder = _folder(session, search.problem) / "tried"
     folder.mkdir(parents=True, exist_ok=True)
     found = evaluate(search.judge, applied, 1, folder)
-    if session.as_json:
-        print_json({"candidate": search.realiser.candidate(applied).describe(), **to_builtins(found)})
-    else:
-        click.echo(f"candidate {search.realiser.candidate(applied).describe()}")
-        click.echo(printable(f"verdict  {found.verdict}: {found.detail or 'it holds'}"))
-        click.echo(f"evidence {found.evidence}")
-    click.get_current_context().exit(_EXIT.get(str(found.verdict), _UNTESTABLE))
+    described = search.realiser.candidate(applied).describe()
+    return Result(
+        {"candidate": described, **to_builtins(found)},
+        [
+            ("candidate", described),
+            ("verdict", f"{found.verdict}: {found.detail or 'it holds'}"),
+            ("evidence", found.evidence),
+        ],
+        status=_EXIT.get(str(found.verdict), _UNTESTABLE),
+    )
 
 
-def _replay(session: Session, identity: str) -> None:
+def _replay(session: Session, identity: str) -> Result:
     """Derive a result again from its journal, and judge nothing."""
     from sparkwright.search.engine import status
 
@@ -225,41 +217,36 @@ def _replay(session: Session, identity: str) -> None:
             because="its journal holds too few evaluations",
             next_step="run its command again: it resumes",
         )
-    _finish(session, folder, state.problem, state.result)
+    return _finished(folder, state.problem, state.result)
 
 
-def _status(session: Session) -> None:
+def _status(session: Session) -> Result:
     from sparkwright.search.engine import status
     from sparkwright.search.report import headline
 
     journals = sorted(_root(session).glob("*/journal.jsonl"), key=lambda path: path.parent.stat().st_mtime)
     folders = [path.parent for path in journals]
     states = [(folder, status(folder)) for folder in folders]
-    if session.as_json:
-        print_json(
-            [
-                {
-                    "id": folder.name,
-                    "start": state.problem.start,
-                    "end": state.problem.end,
-                    "judge": state.problem.judge,
-                    "changes": len(state.problem.changes),
-                    "evaluations": state.evaluations,
-                    "seconds": state.seconds,
-                    "result": to_builtins(state.result),
-                    "next": state.next,
-                    "refused": str(state.refused or ""),
-                    "stopped": list(state.stopped),
-                }
-                for folder, state in states
-            ]
-        )
-        return
-    if not states:
-        click.echo("no bisection was started in this checkout")
+    described = [
+        {
+            "id": folder.name,
+            "start": state.problem.start,
+            "end": state.problem.end,
+            "judge": state.problem.judge,
+            "changes": len(state.problem.changes),
+            "evaluations": state.evaluations,
+            "seconds": state.seconds,
+            "result": to_builtins(state.result),
+            "next": state.next,
+            "refused": str(state.refused or ""),
+            "stopped": list(state.stopped),
+        }
+        for folder, state in states
+    ]
+    parts: list[Part] = [] if states else ["no bisection was started in this checkout"]
     for folder, state in states:
         problem = state.problem
-        click.echo(f"{folder.name}  {problem.start} → {problem.end}, judged by {problem.judge}")
+        parts.append(f"{folder.name}  {problem.start} → {problem.end}, judged by {problem.judge}")
         if state.result is not None:
             told = headline(problem, state.result)
         elif state.refused is not None:
@@ -269,18 +256,12 @@ def _status(session: Session) -> None:
             told = f"not ended; next: {following}" + (
                 f"; stopped by: {state.stopped}" if state.stopped else ""
             )
-        click.echo(printable(f"  {told}"))
-        click.echo(f"  {state.evaluations} evaluations, {human_seconds(state.seconds)}")
+        parts += [f"  {told}", f"  {state.evaluations} evaluations, {human_seconds(state.seconds)}"]
+    return Result(described, parts)
 
 
-def _finish(
-    session: Session,
-    folder: Path,
-    problem: SearchProblem,
-    result: SearchResult,
-    done: dict[str, Counter[str]] | None = None,
-) -> None:
-    """Write the reports, show the answer, and refuse to call a range or a set a culprit."""
+def _finished(folder: Path, problem: SearchProblem, result: SearchResult) -> Result:
+    """Write the reports, and return the answer; a range or a set is called no culprit."""
     from sparkwright.search.report import headline, render_html, render_json, render_markdown
 
     pages = {
@@ -290,36 +271,33 @@ def _finish(
     }
     for name, data in pages.items():
         write_atomically(folder / name, data)
-    if session.as_json:
-        described = {"id": folder.name, "folder": str(folder), **to_builtins(result)}
-        print_json({**described, **machines_summary(done or {})})
-    else:
-        show_machines(done or {})
-        _show(folder, problem, result, headline(problem, result), list(pages))
+    failure = None
     if result.confidence is None:
-        raise NoCulpritError(
+        failure = NoCulpritError(
             f"{len(result.changes)} changes are left",
             because="what lies between them could not be judged"
             if result.kind == "range"
             else "they could not be separated",
             next_step=f"read {folder / 'report.html'}, which says why, for each candidate",
         )
-
-
-def _show(folder: Path, problem: SearchProblem, result: SearchResult, told: str, pages: list[str]) -> None:
-    titles = {change.id: change for change in problem.changes}
-    click.echo(printable(told))
-    for name in result.changes:
-        click.echo(printable(f"  {name}: {titles[name].title}"))
+    titles = {change.id: change.title for change in problem.changes}
     seconds = sum(step.evaluation.seconds for step in result.steps)
     confidence = "" if result.confidence is None else f"confidence {result.confidence:.1%}, "
-    click.echo(
-        f"{result.evaluations} evaluations ({result.searching} after the ends) in {human_seconds(seconds)}, "
-        f"{confidence}{len(result.untestable)} untestable or unstable"
+    evaluations = f"{result.evaluations} evaluations ({result.searching} after the ends)"
+    unclear = f"{confidence}{len(result.untestable)} untestable or unstable"
+    written = [
+        f"{path} ({human_size(path.stat().st_size)}, sha256 {sha256_file(path)})"
+        for path in (folder / name for name in pages)
+    ]
+    return Result(
+        {"id": folder.name, "folder": str(folder), **to_builtins(result)},
+        [
+            headline(problem, result),
+            *(f"  {name}: {titles[name]}" for name in result.changes),
+            f"{evaluations} in {human_seconds(seconds)}, {unclear}",
+            *(("wrote", told) for told in written),
+            *(("check", check) for check in result.check),
+            ("next", result.check[0] if result.check else f"sparkwright bisect status {folder.name}"),
+        ],
+        failure,
     )
-    for name in pages:
-        path = folder / name
-        click.echo(f"wrote    {path} ({human_size(path.stat().st_size)}, sha256 {sha256_file(path)})")
-    for check in result.check:
-        click.echo(f"check    {check}")
-    click.echo(f"next     {result.check[0] if result.check else f'sparkwright bisect status {folder.name}'}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from sparkwright.carries.pull import ResolvedPull
 from sparkwright.cli.carry_prove import prove
 from sparkwright.cli.globals import Group
 from sparkwright.cli.options import source_options
-from sparkwright.cli.output import print_json, printable
+from sparkwright.cli.result import Part, Result
 from sparkwright.cli.session import Session, run_in_clone, run_in_session
 from sparkwright.merge.absorb import CarryChange
 from sparkwright.merge.refresh import CarryEditor
@@ -79,7 +79,7 @@ def new(
     why: str,
     add: bool,
     target: TargetOptions,
-) -> None:
+) -> Result:
     """Make a carry, from an upstream pull request or from a folder with an edited tree.
 
     'sparkwright carry edit' writes a tree to edit. The carry gets the skeleton of a probe, which fails until
@@ -94,8 +94,7 @@ def new(
     if (pull is None) == (folder is None):
         raise click.UsageError("name either --pull NUMBER or --from FOLDER")
     if pull is not None:
-        asked = _Asked(name or "", pull, repository or "", base, title, why)
-        carry = _new_pull(session, asked)
+        carry, taken = _new_pull(session, _Asked(name or "", pull, repository or "", base, title, why))
     else:
         if name is None or not title or not why or folder is None or base:
             raise click.UsageError("a carry from a folder needs a NAME, --title and --why, and has no --base")
@@ -104,18 +103,20 @@ def new(
         if not patch:
             raise PatchError(f"{folder} holds no change", because="every file is as in the pinned tree")
         carry = create_own(session.checkout.carries, Draft(name, title, why), session.checkout.lock, patch)
-        _show_patch(session, patch)
+        taken = list(_patch(patch))
     if spec is not None:
         write_atomically(patchset, with_carry(patchset.read_text("utf-8"), carry.name, spec).encode())
-    if session.as_json:
-        print_json(to_builtins(carry.spec))
-        return
-    click.echo(f"made     {carry.folder}")
-    if spec is not None:
-        click.echo(f"added    {carry.name!r} to {patchset}")
-    click.echo(f"next     write {carry.probe_path} and complete {carry.folder / 'carry.toml'},")
     listed = "" if spec else f"add {carry.name!r} to {patchset}, "
-    click.echo(f"         {listed}then: sparkwright carry prove {carry.name}")
+    return Result(
+        to_builtins(carry.spec),
+        [
+            *taken,
+            ("made", carry.folder),
+            ("added", f"{carry.name!r} to {patchset}" if spec else ""),
+            ("next", f"write {carry.probe_path} and complete {carry.folder / 'carry.toml'},"),
+            ("", f"{listed}then: sparkwright carry prove {carry.name}"),
+        ],
+    )
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,8 @@ class _Asked:
     why: str
 
 
-def _new_pull(session: Session, asked: _Asked) -> Carry:
-    """Pin a pull request, and show the commits and files that come with it."""
+def _new_pull(session: Session, asked: _Asked) -> tuple[Carry, list[Part]]:
+    """Pin a pull request; return also the commits and files that come with it."""
     from sparkwright.carries.files import Draft, create_pull
     from sparkwright.carries.pull import parse_pull, resolve_pull
     from sparkwright.git import open_repository
@@ -160,29 +161,21 @@ def _new_pull(session: Session, asked: _Asked) -> Carry:
     counts = repository.line_counts(change.base, change.theirs)
     kept = repository.files(change.base).keys() & repository.files(change.theirs).keys() & counts.keys()
     carry = create_pull(session.checkout.carries, draft, found, sorted(kept))
-    if not session.as_json:
-        _show_commits(found)
-        _show_files(counts)
-    return carry
+    return carry, [*_commits(found), *_files(counts)]
 
 
-def _show_commits(found: ResolvedPull) -> None:
-    against = found.pin.branch or "the default branch"
-    click.echo(f"commits  {len(found.subjects)} since it left {printable(against)}")
-    _show_some([printable(subject) for subject in found.subjects])
+def _commits(found: ResolvedPull) -> Iterator[Part]:
+    yield "commits", f"{len(found.subjects)} since it left {found.pin.branch or 'the default branch'}"
+    yield from _some(found.subjects)
     if len(found.subjects) > 1:
-        click.echo(
-            "         if the request's page shows fewer, it is against another branch: name it with --base"
-        )
+        yield "", "if the request's page shows fewer, it is against another branch: name it with --base"
 
 
-def _show_patch(session: Session, patch: bytes) -> None:
-    """Show what was taken from a folder."""
+def _patch(patch: bytes) -> Iterator[Part]:
+    """Yield the files that a patch changes."""
     from sparkwright.carries import parse_patch
 
-    if session.as_json:
-        return
-    _show_files(
+    return _files(
         {
             file.path: (
                 sum(len(one.added) for one in file.hunks),
@@ -193,19 +186,18 @@ def _show_patch(session: Session, patch: bytes) -> None:
     )
 
 
-def _show_files(counts: Mapping[str, tuple[int, int] | None]) -> None:
-    click.echo(f"files    {len(counts)}")
+def _files(counts: Mapping[str, tuple[int, int] | None]) -> Iterator[Part]:
+    yield "files", len(counts)
     lines = {
         path: "binary" if found is None else f"+{found[0]} -{found[1]}" for path, found in counts.items()
     }
-    _show_some([f"{printable(path)}  {text}" for path, text in sorted(lines.items())])
+    yield from _some([f"{path}  {text}" for path, text in sorted(lines.items())])
 
 
-def _show_some(lines: Sequence[str]) -> None:
-    for line in lines[:_SHOWN]:
-        click.echo(f"         {line}")
+def _some(lines: Sequence[str]) -> Iterator[Part]:
+    yield from (("", line) for line in lines[:_SHOWN])
     if len(lines) > _SHOWN:
-        click.echo(f"         and {len(lines) - _SHOWN} more")
+        yield "", f"and {len(lines) - _SHOWN} more"
 
 
 def _repository(session: Session, named: str) -> str:
@@ -219,18 +211,14 @@ def _repository(session: Session, named: str) -> str:
 @click.argument("name")
 @source_options
 @run_in_session
-def show(session: Session, *, name: str, target: TargetOptions) -> None:
+def show(session: Session, *, name: str, target: TargetOptions) -> Result:
     """Show a carry: its reason, its evidence, and its change with context."""
     carry = _find(session, name)
     job = session.job(target)
     change = _change(job, carry)
     diff = job.repository.diff(change.base, change.theirs, context=_CONTEXT)
     text = diff.decode(errors="replace")
-    if session.as_json:
-        print_json({**to_builtins(carry.spec), "diff": text})
-    else:
-        _show_spec(carry)
-        click.echo(printable(f"\n{text}"))
+    return Result({**to_builtins(carry.spec), "diff": text}, [*_spec(carry), f"\n{text}"])
 
 
 def _change(job: Job, carry: Carry) -> CarryChange:
@@ -266,20 +254,20 @@ def _change(job: Job, carry: Carry) -> CarryChange:
     return ready.change
 
 
-def _show_spec(carry: Carry) -> None:
+def _spec(carry: Carry) -> Iterator[str]:
     spec = carry.spec
-    click.secho(printable(f"{spec.name}: {spec.title}"), bold=True)
+    yield f"{spec.name}: {spec.title}"
     for heading, text in (("why", spec.why), ("symptom", spec.symptom), ("drop when", spec.drop_when)):
-        click.echo(printable(f"\n{heading}\n{text.strip()}"))
+        yield f"\n{heading}\n{text.strip()}"
     if spec.later_releases:
-        click.echo(printable(f"\nlater releases\n{spec.later_releases.strip()}"))
-    click.echo(f"\nevidence: {spec.evidence.level}")
+        yield f"\nlater releases\n{spec.later_releases.strip()}"
+    yield f"\nevidence: {spec.evidence.level}"
     for text in spec.evidence.demonstrated:
-        click.echo(printable(f"  shown    {text.strip()}"))
+        yield f"  shown    {text.strip()}"
     for text in spec.evidence.claimed:
-        click.echo(printable(f"  claimed  {text.strip()}"))
+        yield f"  claimed  {text.strip()}"
     for entry in spec.upstream:
-        click.echo(printable(f"\n#{entry.pull} by {entry.author} ({entry.state}): {entry.relation.strip()}"))
+        yield f"\n#{entry.pull} by {entry.author} ({entry.state}): {entry.relation.strip()}"
 
 
 @command.command("edit")
@@ -287,7 +275,7 @@ def _show_spec(carry: Carry) -> None:
 @click.option("--carry", "name", help="Start from the pinned tree with this carry's change in it.")
 @source_options
 @run_in_clone
-def edit(session: Session, *, folder: Path, name: str | None, target: TargetOptions) -> None:
+def edit(session: Session, *, folder: Path, name: str | None, target: TargetOptions) -> Result:
     """Write the pinned tree into FOLDER, to edit it there."""
     from sparkwright.carries.edited import write_tree
 
@@ -305,12 +293,11 @@ def edit(session: Session, *, folder: Path, name: str | None, target: TargetOpti
             )
         tree = merged.tree
     write_tree(job.repository, tree, folder)
-    if session.as_json:
-        print_json({"folder": str(folder.absolute()), "tree": tree})
-        return
     record = f"refresh {name}" if name else "new NAME --title … --why …"
-    click.echo(f"wrote    {folder}")
-    session.show_next(f"edit it, then: sparkwright carry {record} --from {folder}")
+    return Result(
+        {"folder": str(folder.absolute()), "tree": tree},
+        [("wrote", folder), session.hint(f"edit it, then: sparkwright carry {record} --from {folder}")],
+    )
 
 
 def _editor(job: Job) -> CarryEditor:
@@ -332,7 +319,7 @@ def _editor(job: Job) -> CarryEditor:
 )
 @source_options
 @run_in_clone
-def refresh(session: Session, *, name: str, folder: Path | None, target: TargetOptions) -> None:
+def refresh(session: Session, *, name: str, folder: Path | None, target: TargetOptions) -> Result:
     """Update a carry: a pull request to its present head, another one to the pin."""
     carry = _find(session, name)
     if carry.spec.pull is not None:
@@ -340,12 +327,11 @@ def refresh(session: Session, *, name: str, folder: Path | None, target: TargetO
             raise click.UsageError(
                 f"{name} is a pull request: its change is edited upstream, not in a folder"
             )
-        _refresh_pull(session, carry, carry.spec.pull)
-    else:
-        _refresh_own(session, session.job(target), carry, folder)
+        return _refresh_pull(session, carry, carry.spec.pull)
+    return _refresh_own(session, session.job(target), carry, folder)
 
 
-def _refresh_pull(session: Session, carry: Carry, before: PullRequest) -> None:
+def _refresh_pull(session: Session, carry: Carry, before: PullRequest) -> Result:
     from sparkwright.carries.files import repin
     from sparkwright.carries.pull import resolve_pull
 
@@ -355,18 +341,18 @@ def _refresh_pull(session: Session, carry: Carry, before: PullRequest) -> None:
     moved = (now.head, now.base) != (before.head, before.base)
     if moved:
         repin(carry, found)
-    if session.as_json:
-        print_json({"moved": moved, "before": to_builtins(before), "pull": to_builtins(now),
-                    "subjects": list(found.subjects)})  # fmt: skip
-    elif not moved:
-        click.echo(f"{carry.name} is up to date: head {before.head[:12]}")
-    else:
-        click.echo(f"{carry.name}: head {before.head[:12]} → {now.head[:12]}, base {now.base[:12]}")
-        _show_commits(found)
-        session.show_next("read what changed, then: sparkwright carry prove")
+    parts: list[Part] = [f"{carry.name} is up to date: head {before.head[:12]}"]
+    if moved:
+        parts = [
+            f"{carry.name}: head {before.head[:12]} → {now.head[:12]}, base {now.base[:12]}",
+            *_commits(found),
+            session.hint("read what changed, then: sparkwright carry prove"),
+        ]
+    described = {"moved": moved, "before": to_builtins(before), "pull": to_builtins(now)}
+    return Result({**described, "subjects": list(found.subjects)}, parts)
 
 
-def _refresh_own(session: Session, job: Job, carry: Carry, folder: Path | None) -> None:
+def _refresh_own(session: Session, job: Job, carry: Carry, folder: Path | None) -> Result:
     from sparkwright.carries.edited import diff_folder
     from sparkwright.carries.files import add_revision
     from sparkwright.store import remove_tree
@@ -388,9 +374,6 @@ def _refresh_own(session: Session, job: Job, carry: Carry, folder: Path | None) 
     if folder is not None and folder.absolute() == work.absolute():
         remove_tree(work)  # the revision contains what was resolved there
     written = next(entry for entry in revision.spec.revision if entry.release == lock.release.version)
-    if session.as_json:
-        print_json(to_builtins(written))
-        return
-    _show_patch(session, patch)
-    click.echo(f"wrote    {carry.folder / written.patch}")
-    session.show_next(f"sparkwright carry prove {carry.name}")
+    wrote = ("wrote", carry.folder / written.patch)
+    hint = session.hint(f"sparkwright carry prove {carry.name}")
+    return Result(to_builtins(written), [*_patch(patch), wrote, hint])

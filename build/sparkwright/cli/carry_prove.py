@@ -7,15 +7,12 @@ from collections.abc import Mapping, Sequence
 import click
 
 from sparkwright.base.config import to_builtins
-from sparkwright.base.errors import AbsorptionError, ProofError, UnprovedError
+from sparkwright.base.errors import AbsorptionError, ProofError, SparkwrightError, UnprovedError
 from sparkwright.cli.carry_test_upstream import prove_by_upstreams_tests
 from sparkwright.cli.globals import Command
-from sparkwright.cli.machines import counting_machines, machines_summary, show_machines
 from sparkwright.cli.options import cluster_option, job_options
-from sparkwright.cli.output import print_json
-from sparkwright.cli.remote import remote_report, remote_summary, show_remote
+from sparkwright.cli.result import Result, Table
 from sparkwright.cli.session import Session, run_in_clone
-from sparkwright.cli.tables import show_table
 from sparkwright.merge import Outcome
 from sparkwright.pipeline import Job, TargetOptions
 from sparkwright.pipeline.options import CompileOptions
@@ -44,7 +41,7 @@ def prove(
     onto: str | None,
     compiling: CompileOptions,
     target: TargetOptions,
-) -> None:
+) -> Result:
     """Run the probes of all carries, or of NAMES, on the pristine and the merged tree.
 
     Each proof is recorded beside its carry. An unproved carry is an error, unless it is left out. For one
@@ -56,23 +53,8 @@ def prove(
     """
     job = session.job(target, compiling=compiling)
     if upstream_tests:
-        prove_by_upstreams_tests(session, job, names)
-        return
-    with counting_machines() as machines:
-        proofs, needless, unproved = _prove(job, names, onto)
-    remote = remote_report(session)
-    if session.as_json:
-        described = [to_builtins(proof) for proof in proofs]
-        made = {"proofs": described, "needless": needless, "unproved": unproved}
-        print_json(made | machines_summary(machines) | remote_summary(remote))
-    else:
-        _show(proofs, needless, unproved)
-        show_machines(machines)
-        show_remote(remote)
-    _refuse(proofs, unproved)
-
-
-def _show(proofs: Sequence[Proof], needless: Mapping[str, str], unproved: Mapping[str, str]) -> None:
+        return prove_by_upstreams_tests(job, names)
+    proofs, needless, unproved = _prove(job, names, onto)
     rows = [
         (proof.carry, str(proof.verdict), _first_line(proof.finding, last=proof.verdict == "broken"))
         for proof in proofs
@@ -80,31 +62,36 @@ def _show(proofs: Sequence[Proof], needless: Mapping[str, str], unproved: Mappin
     rows += [(name, "no proof needed", why) for name, why in needless.items()]
     judged = {proof.carry for proof in proofs}
     rows += [(name, "not proved", why) for name, why in unproved.items() if name not in judged]
-    show_table(("carry", "verdict", "what was found"), rows)
+    return Result(
+        {"proofs": [to_builtins(proof) for proof in proofs], "needless": needless, "unproved": unproved},
+        [Table(("carry", "verdict", "what was found"), rows)],
+        _failure(proofs, unproved),
+    )
 
 
-def _refuse(proofs: Sequence[Proof], unproved: Mapping[str, str]) -> None:
-    """Raise the error of the gravest fault: refuted carries, then those not absorbed, then unproved ones."""
+def _failure(proofs: Sequence[Proof], unproved: Mapping[str, str]) -> SparkwrightError | None:
+    """Return the error of the gravest fault: refuted carries, then those not absorbed, then unproved ones."""
     refuted = {proof.carry: _first_line(proof.finding) for proof in proofs if proof.verdict == "refuted"}
     if refuted:
         told = "; ".join(f"{name}: {why}" for name, why in refuted.items())
-        raise ProofError(
+        return ProofError(
             f"{', '.join(refuted)} refuted",
             because=f"the probe fails on the merged tree: {told}",
             next_step="correct the carry or its probe, or remove it from the patchset",
         )
     if there := [proof.carry for proof in proofs if proof.verdict == "not absorbed"]:
-        raise AbsorptionError(
+        return AbsorptionError(
             f"{', '.join(there)} not absorbed",
             because="; ".join(f"{name}: {unproved[name]}" for name in there),
             next_step="set absorbs = false for that pull request, or correct [[superseded]]",
         )
     if unproved:
-        raise UnprovedError(
+        return UnprovedError(
             f"{len(unproved)} not proved",
             because="; ".join(f"{name}: {why}" for name, why in unproved.items()),
             next_step="correct the probe, or drop the carry if upstream no longer needs it",
         )
+    return None
 
 
 def _prove(

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-import click
-
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ProofError
-from sparkwright.cli.output import print_json
-from sparkwright.cli.session import Session
-from sparkwright.cli.tables import show_table
+from sparkwright.cli.result import Part, Result, Table
 from sparkwright.pipeline import Job
 from sparkwright.probe.upstream_tests import UpstreamTests
 
 
-def prove_by_upstreams_tests(session: Session, job: Job, files: tuple[str, ...]) -> None:
+def prove_by_upstreams_tests(job: Job, files: tuple[str, ...]) -> Result:
     """Run upstream's own tests on the pristine and on the merged tree, and name what the patchset breaks.
 
     Those that touch what the patchset changes are run, or FILES alone, off the network. A test that passes
@@ -25,17 +21,15 @@ def prove_by_upstreams_tests(session: Session, job: Job, files: tuple[str, ...])
     The result is recorded in patchsets/upstream-tests. While it holds without a regression, nothing is run.
     """
     found = _find(job, files)
-    if session.as_json:
-        print_json(to_builtins(found))
-    else:
-        _show(found)
+    failure = None
     if found.regressions:
         broken = Counter(test.partition("::")[0] for test in found.regressions)
-        raise ProofError(
+        failure = ProofError(
             f"{len(found.regressions)} of upstream's tests fail on the merged tree alone",
             because=", ".join(f"{count} in {file}" for file, count in broken.items()),
             next_step="correct the carry that changes what they test; the record names each",
         )
+    return Result(to_builtins(found), _shown(found), failure)
 
 
 def _find(job: Job, files: tuple[str, ...]) -> UpstreamTests:
@@ -60,7 +54,7 @@ def _find(job: Job, files: tuple[str, ...]) -> UpstreamTests:
     return found
 
 
-def _show(found: UpstreamTests) -> None:
+def _shown(found: UpstreamTests) -> list[Part]:
     said: dict[tuple[str, str], list[str]] = {}
     for test, why in found.regressions.items():
         said.setdefault((test.partition("::")[0], why), []).append(test.partition("::")[2])
@@ -71,8 +65,7 @@ def _show(found: UpstreamTests) -> None:
     rows += [(test, "flaky", "it differed once, and not alone") for test in found.flaky]
     for reason, files in found.unjudged.items():
         rows.append((f"{sum(files.values())} in {len(files)} files", "not judged", reason))
-    show_table(("tests", "verdict", "what was found"), rows)
     told = (
         f"{found.passed} of upstream's tests, in {found.files} files, pass on both trees of {found.version}"
     )
-    click.echo(told)
+    return [Table(("tests", "verdict", "what was found"), rows), told]

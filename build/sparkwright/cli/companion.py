@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -10,9 +11,8 @@ from sparkwright.base.errors import CompanionError
 from sparkwright.base.text import human_size
 from sparkwright.cli.globals import Command, taking
 from sparkwright.cli.options import out_option
-from sparkwright.cli.output import print_json
+from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import WORK, Session, run_in_session
-from sparkwright.cli.tables import show_table
 from sparkwright.companion.inspection import CompanionAudit
 from sparkwright.companion.model import CompanionSpec, load_companion
 from sparkwright.engine.companions import LISTS
@@ -67,15 +67,14 @@ def command(
     keep_going: bool,
     cuda: Path | None,
     out: Path | None,
-) -> None:
+) -> Result:
     """Compile FlashInfer's kernels ahead of time into a wheel, so that no request waits for a compiler.
 
     Without --recipe or --module: those of every recipe. Units that were compiled before come from the store.
     The wheel is audited and listed in the index.
     """
     if listing:
-        _list(session, arch, recipes, modules)
-        return
+        return _list(session, arch, recipes, modules)
     from sparkwright.companion.build import CompanionJob
     from sparkwright.companion.make import make_companion
 
@@ -99,38 +98,45 @@ def command(
     attach_audit(folder, made.audit)
     index = publish(wheels_in(folder), folder)
     left = [name for name in _chosen(spec, target.arch, recipes, modules, stated=False) if name not in chosen]
-    if session.as_json:
-        wheel, audit = made.wheel, made.audit.to_json()
-        described = {"path": str(wheel.path), "version": wheel.version, "sha256": wheel.sha256}
-        print_json({**described, "size": wheel.size, "audit": audit, "index": index.url, "not_ahead": left})
-        return
-    show_companion(made.audit)
-    click.echo(f"wheel    {made.wheel.path}")
-    click.echo(f"index    {index.url}")
-    for name in left:
-        click.echo(f"left     {name}: {spec.modules[name].why}{_OPEN}")
-    click.echo("next     sparkwright serve RECIPE, which installs it with the locked runtime")
+    wheel = made.wheel
+    described = {
+        "path": str(wheel.path),
+        "version": wheel.version,
+        "sha256": wheel.sha256,
+        "size": wheel.size,
+    }
+    return Result(
+        {**described, "audit": made.audit.to_json(), "index": index.url, "not_ahead": left},
+        [
+            *companion_parts(made.audit),
+            ("wheel", wheel.path),
+            ("index", index.url),
+            *(("left", f"{name}: {spec.modules[name].why}{_OPEN}") for name in left),
+            ("next", "sparkwright serve RECIPE, which installs it with the locked runtime"),
+        ],
+    )
 
 
-def _list(session: Session, arch: str, recipes: tuple[str, ...], modules: tuple[str, ...]) -> None:
+def _list(session: Session, arch: str, recipes: tuple[str, ...], modules: tuple[str, ...]) -> Result:
     spec = _spec(session)
     target = _target(session, DEFAULT_PLATFORM, arch)
     chosen = _chosen(spec, target.arch, recipes, modules, stated=False)
     users = {name: [one for one, wanted in spec.recipes.items() if name in wanted] for name in chosen}
     ahead = {name: bool(spec.modules[name].generator) for name in chosen}
-    if session.as_json:
-        listed = {
-            name: {"recipes": users[name], "why": spec.modules[name].why, "ahead": ahead[name]}
-            for name in chosen
-        }
-        print_json({"flashinfer": spec.version, "modules": listed})
-        return
-    click.echo(f"FlashInfer {spec.version}, series {session.checkout.series}")
+    listed = {
+        name: {"recipes": users[name], "why": spec.modules[name].why, "ahead": ahead[name]} for name in chosen
+    }
     rows = [
         (name, ", ".join(users[name]) or "none", spec.modules[name].why + ("" if ahead[name] else _OPEN))
         for name in chosen
     ]
-    show_table(("module", "recipes", "called by"), rows)
+    return Result(
+        {"flashinfer": spec.version, "modules": listed},
+        [
+            f"FlashInfer {spec.version}, series {session.checkout.series}",
+            Table(("module", "recipes", "called by"), rows),
+        ],
+    )
 
 
 def audit_by_its_list(session: Session, wheel: Path) -> CompanionAudit:
@@ -185,10 +191,10 @@ def _generators(session: Session) -> Path:
     return prepare_environment(session.store, offline=session.offline)
 
 
-def show_companion(report: CompanionAudit) -> None:
-    """Print the audit of a companion."""
+def companion_parts(report: CompanionAudit) -> Iterator[Part]:
+    """Yield the audit of a companion as text."""
     rows = [(name, human_size(size), str(report.cubins[name])) for name, size in report.modules.items()]
-    show_table(("module", "size", "cubins"), rows)
-    show_table(("check", "verdict", "found"), [(one.name, one.verdict, one.detail) for one in report.checks])
-    click.echo(f"size     {human_size(report.size)} ({report.size} bytes)")
-    click.echo(f"sha256   {report.sha256}")
+    yield Table(("module", "size", "cubins"), rows)
+    yield Table(("check", "verdict", "found"), [(one.name, one.verdict, one.detail) for one in report.checks])
+    yield "size", f"{human_size(report.size)} ({report.size} bytes)"
+    yield "sha256", report.sha256

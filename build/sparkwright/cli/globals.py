@@ -16,6 +16,8 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from sparkwright.cli.result import Result, show
+
 R = TypeVar("R")
 
 _VALUES = "sparkwright.global-options"
@@ -111,6 +113,14 @@ class Command(_Anywhere):
         """Return the global options that mean something here."""
         names = {*_ALWAYS, *getattr(self.callback, "global_options", ())}
         return [option for option in GLOBAL_OPTIONS if option.name in names]
+
+    def invoke(self, ctx: click.Context) -> None:
+        """Run the command, and show the result that it returns."""
+        result = super().invoke(ctx)
+        if isinstance(result, Result):
+            show(result, as_json=ctx.meta[_VALUES]["as_json"])
+            if result.status:
+                ctx.exit(result.status)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse the global options that mean nothing here, if one stands on the command line."""

@@ -12,9 +12,8 @@ from msgspec import structs
 from sparkwright.base.config import to_builtins
 from sparkwright.cli.globals import Group, taking
 from sparkwright.cli.lock_runtime import command as runtime_command
-from sparkwright.cli.output import print_json
+from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_in_clone, run_in_session
-from sparkwright.cli.tables import show_table
 from sparkwright.lock import require_native
 from sparkwright.lock.bump import rewrite
 from sparkwright.pipeline.checkout import new_checkout, require_fit
@@ -41,12 +40,12 @@ command.add_command(runtime_command)
 )
 @taking("series")
 @run_in_session
-def check_command(session: Session, *, source: str) -> None:
+def check_command(session: Session, *, source: str) -> Result:
     """Compare every value of upstream.lock with the sdist or the commit, the wheels, the tree, and torch.
 
     A release contains nine digits of its commit. The others are confirmed by git, or reported as unconfirmed.
     """
-    from sparkwright.lock.check import check, flatten, require_agreement, unconfirmed
+    from sparkwright.lock.check import check, disagreement, flatten, unconfirmed
     from sparkwright.lock.coherence import check_native
 
     lock, access = session.checkout.lock, session.access
@@ -59,34 +58,30 @@ def check_command(session: Session, *, source: str) -> None:
     findings = [*check(lock, evidence), *check_native(lock, gather_cuda(access, lock))]
     open_ends = unconfirmed(lock, evidence)
     checked = len(flatten(lock)) - len(open_ends)
-    if session.as_json:
-        print_json(
-            {
-                "values": checked,
-                "unconfirmed": [item._asdict() for item in open_ends],
-                "unverified": sorted(lock.native.unverified) if lock.native else [],
-                "findings": [finding._asdict() for finding in findings],
-            }
-        )
-    elif not findings:
-        native = "; the [native] tables fit it, torch and each other" if lock.native else ""
-        name, release = session.checkout.lock_name, lock.release.version
-        click.echo(f"{name} agrees with vllm {release}: {checked} values checked{native}")
-        for item in open_ends:
-            click.echo(
-                f"unconfirmed: {item.key} is {item.stated or 'nothing'} by the release's own files; "
-                f"the other {len(item.rest)} digits, {item.rest}, were not confirmed by any repository"
-            )
-            session.show_next("sparkwright lock check --source git, or an address, or a clone")
-        for name, ref in (lock.native.unverified if lock.native else {}).items():
-            click.echo(f"unverified: native.sources.{name}.tree is of plain files, not compared with {ref}")
-    else:
+    described = {
+        "values": checked,
+        "unconfirmed": [item._asdict() for item in open_ends],
+        "unverified": sorted(lock.native.unverified) if lock.native else [],
+        "findings": [finding._asdict() for finding in findings],
+    }
+    if findings:
         rows = [
-            (item.key, item.locked or "-", item.released or "-", item.because or item.witness)
-            for item in findings
+            (one.key, one.locked or "-", one.released or "-", one.because or one.witness) for one in findings
         ]
-        show_table(("key", "the lock", "the release", "found in"), rows)
-    require_agreement(findings)
+        table = Table(("key", "the lock", "the release", "found in"), rows)
+        return Result(described, [table], disagreement(findings))
+    native = "; the [native] tables fit it, torch and each other" if lock.native else ""
+    name, release = session.checkout.lock_name, lock.release.version
+    parts: list[Part] = [f"{name} agrees with vllm {release}: {checked} values checked{native}"]
+    for item in open_ends:
+        parts.append(
+            f"unconfirmed: {item.key} is {item.stated or 'nothing'} by the release's own files; "
+            f"the other {len(item.rest)} digits, {item.rest}, were not confirmed by any repository"
+        )
+        parts.append(session.hint("sparkwright lock check --source git, or an address, or a clone"))
+    for name, ref in (lock.native.unverified if lock.native else {}).items():
+        parts.append(f"unverified: native.sources.{name}.tree is of plain files, not compared with {ref}")
+    return Result(described, parts)
 
 
 @command.command("bump")
@@ -134,7 +129,7 @@ def bump(
     new_series: str,
     measure: bool,
     dry_run: bool,
-) -> None:
+) -> Result:
     """Move the lock to TARGET: a release's version, a commit's full id, or nightly; comments stay.
 
     Of a release, toolkit packages follow from torch's own pins, sources and extensions from its CMake files.
@@ -166,29 +161,30 @@ def bump(
     require_fit(bumped.lock, checkout.lock_path)
     if not dry_run:
         write_atomically(checkout.lock_path, bumped.text.encode())
-    if session.as_json:
-        lock = to_builtins(bumped.lock)
-        print_json(
-            {
-                "pin": {key: value for key, value in lock.items() if key not in {"native", "sources"}},
-                "changes": [change._asdict() for change in bumped.changes],
-                "notes": list(bumped.notes),
-                "decisions": [decision._asdict() for decision in bumped.decisions],
-                "path": str(checkout.lock_path),
-            }
-        )
-        return
-    show_table(
-        ("key", "old", "new"), [(item.key, item.old or "-", item.new or "-") for item in bumped.changes]
-    )
-    for note in bumped.notes:
-        click.echo(f"note     {note}")
-    for decision in bumped.decisions:
-        click.echo(f"decide   {decision.key}: {decision.why}")
-        click.echo(f"         {decision.command}")
-    click.echo(f"{'would write' if dry_run else 'wrote'}    {checkout.lock_path}")
     again = "" if source == "git" or bumped.lock.sdist else f" --source {shlex.quote(source)}"
-    session.show_next(f"sparkwright lock check{again}, then sparkwright merge{again}", checkout)
+    pinned = to_builtins(bumped.lock)
+    return Result(
+        {
+            "pin": {key: value for key, value in pinned.items() if key not in {"native", "sources"}},
+            "changes": [change._asdict() for change in bumped.changes],
+            "notes": list(bumped.notes),
+            "decisions": [decision._asdict() for decision in bumped.decisions],
+            "path": str(checkout.lock_path),
+        },
+        [
+            Table(
+                ("key", "old", "new"), [(one.key, one.old or "-", one.new or "-") for one in bumped.changes]
+            ),
+            *(("note", note) for note in bumped.notes),
+            *(
+                part
+                for one in bumped.decisions
+                for part in (("decide", f"{one.key}: {one.why}"), ("", one.command))
+            ),
+            f"{'would write' if dry_run else 'wrote'}    {checkout.lock_path}",
+            session.hint(f"sparkwright lock check{again}, then sparkwright merge{again}", checkout),
+        ],
+    )
 
 
 def _named_folder(text: str) -> tuple[str, Path]:

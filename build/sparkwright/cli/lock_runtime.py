@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from sparkwright.cli.globals import Command, taking
-from sparkwright.cli.output import print_json
+from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_in_clone
-from sparkwright.cli.tables import show_table
 from sparkwright.lock.runtime import LockedRuntime
 from sparkwright.store import write_atomically
 
@@ -48,7 +45,7 @@ def command(
     overrides: tuple[str, ...],
     extras: tuple[str, ...],
     dry_run: bool,
-) -> None:
+) -> Result:
     """Resolve what the series' wheels in dist/ require, and write every package by version and digests.
 
     One file for each machine, beside the series' patchset, in pip's format and without the name of any index.
@@ -80,11 +77,13 @@ def command(
             text = format_runtime(runtime, release=checkout.lock.release.version, machine=machine)
             write_atomically(path, text.encode())
         told[path] = (before, runtime)
-    if session.as_json:
-        print_json({str(path): _described(*pair) for path, pair in told.items()})
-        return
+    parts: list[Part] = []
     for path, (before, runtime) in told.items():
-        _show(path, before, runtime, dry_run=dry_run)
+        if before is not None and (changes := _changes(before, runtime)):
+            parts.append(Table(("package", "old", "new"), changes))
+        parts.append(f"{'would write' if dry_run else 'wrote'}    {path}")
+        parts.append(("packages", f"{len(runtime.packages)}, sha256 {runtime.digest}"))
+    return Result({str(path): _described(*pair) for path, pair in told.items()}, parts)
 
 
 def _versions(runtime: LockedRuntime | None) -> dict[str, str]:
@@ -107,10 +106,3 @@ def _changes(before: LockedRuntime | None, after: LockedRuntime) -> list[tuple[s
 def _described(before: LockedRuntime | None, after: LockedRuntime) -> dict[str, object]:
     changes = [dict(zip(("name", "old", "new"), change, strict=True)) for change in _changes(before, after)]
     return {"packages": len(after.packages), "sha256": after.digest, "changes": changes}
-
-
-def _show(path: Path, before: LockedRuntime | None, after: LockedRuntime, *, dry_run: bool) -> None:
-    if before is not None and (changes := _changes(before, after)):
-        show_table(("package", "old", "new"), changes)
-    click.echo(f"{'would write' if dry_run else 'wrote'}    {path}")
-    click.echo(f"packages {len(after.packages)}, sha256 {after.digest}")

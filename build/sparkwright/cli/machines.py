@@ -6,8 +6,6 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterator
 
-import click
-
 from sparkwright.base.events import Event, subscribe
 from sparkwright.distributed.cluster import Cluster
 
@@ -54,8 +52,8 @@ def machines_summary(done: dict[str, Counter[str]]) -> dict[str, object]:
     return {"machines": {name: dict(did) for name, did in sorted(done.items())}} if done else {}
 
 
-def show_machines(done: dict[str, Counter[str]]) -> None:
-    """Print what each machine did; nothing without any."""
+def machines_rows(done: dict[str, Counter[str]]) -> Iterator[tuple[str, str]]:
+    """Yield what each machine did, behind a heading."""
     for place, (name, did) in enumerate(sorted(done.items())):
         told = ", ".join(f"{count} {kind if count > 1 else kind[:-1]}" for kind, count in sorted(did.items()))
-        click.echo(f"{'' if place else 'machines':8} {name}: {told}")
+        yield "" if place else "machines", f"{name}: {told}"

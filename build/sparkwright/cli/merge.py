@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -11,9 +11,8 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import CarryConflictError
 from sparkwright.cli.globals import Command
 from sparkwright.cli.options import job_options
-from sparkwright.cli.output import print_json, printable
+from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_in_session
-from sparkwright.cli.tables import show_table
 from sparkwright.merge import MergeReport, OutcomeKind, merge_patchset
 from sparkwright.pipeline.options import TargetOptions
 from sparkwright.pipeline.trial import evidence_of
@@ -34,7 +33,7 @@ _HAZARDS = {
 )
 @job_options
 @run_in_session
-def command(session: Session, *, onto: str | None, check_out: Path | None, target: TargetOptions) -> None:
+def command(session: Session, *, onto: str | None, check_out: Path | None, target: TargetOptions) -> Result:
     """Merge the patchset onto the pin, or onto another release, and report each carry.
 
     No probe is run: 'carry prove' and 'wheel' do that. The evidence of an outcome is a proof that is recorded
@@ -63,19 +62,18 @@ def command(session: Session, *, onto: str | None, check_out: Path | None, targe
         from sparkwright.carries.edited import write_tree
 
         write_tree(job.repository, report.tree, check_out)
-    if session.as_json:
-        print_json({**to_builtins(report), "unproved": unproved, "evidence": evidence})
-    else:
-        _show(report, unproved, evidence)
+    failure = None
     if report.failed and onto is None:
-        raise CarryConflictError(
+        failure = CarryConflictError(
             f"{len(report.failed)} of {len(report.outcomes)} carries do not merge",
             because=", ".join(f"{outcome.carry} ({outcome.kind})" for outcome in report.failed),
             next_step="sparkwright carry refresh NAME",
         )
+    described = {**to_builtins(report), "unproved": unproved, "evidence": evidence}
+    return Result(described, list(_shown(report, unproved, evidence)), failure)
 
 
-def _show(report: MergeReport, unproved: Sequence[str], evidence: Mapping[str, str]) -> None:
+def _shown(report: MergeReport, unproved: Sequence[str], evidence: Mapping[str, str]) -> Iterator[Part]:
     rows = [
         (
             outcome.carry,
@@ -85,11 +83,11 @@ def _show(report: MergeReport, unproved: Sequence[str], evidence: Mapping[str, s
         )
         for outcome in report.outcomes
     ]
-    show_table(("carry", "outcome", "evidence", "files, or why"), rows, title=f"onto vllm {report.version}")
+    yield Table(("carry", "outcome", "evidence", "files, or why"), rows, title=f"onto vllm {report.version}")
     for outcome in report.outcomes:
         for hazard in outcome.hazards:
             told = _HAZARDS[hazard.kind].format(hazard.name)
-            click.echo(printable(f"look at {hazard.path}: {told} ({outcome.carry})"))
-    click.echo(f"merged tree {report.tree}")
+            yield f"look at {hazard.path}: {told} ({outcome.carry})"
+    yield f"merged tree {report.tree}"
     for source in report.sources:
-        click.echo(f"source tree {source.tree} of {source.name}")
+        yield f"source tree {source.tree} of {source.name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -10,9 +11,8 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import NeedsPersonError
 from sparkwright.cli.globals import Command
 from sparkwright.cli.options import job_options
-from sparkwright.cli.output import print_json, printable
+from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import WORK, Session, run_in_clone
-from sparkwright.cli.tables import show_table
 from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.verifier import Verifier
 from sparkwright.nightly.deliver import Delivered
@@ -80,7 +80,7 @@ def command(
     remote: str,
     open_pr: bool,
     target: TargetOptions,
-) -> None:
+) -> Result:
     """Follow upstream: what is new, and what it does to every carry.
 
     The patchset is merged onto upstream's newest release and newest commit. Where an outcome changed, the
@@ -124,43 +124,41 @@ def command(
         night = last_night(nights, job.spec.line) if propose_last else follow(job, options, nights)
         wanted = proposing if propose or propose_last or push or open_pr else None
         delivered = deliver(job, night, nights, options.folder, wanted)
-    if session.as_json:
-        print_json({**to_builtins(night), **to_builtins(delivered)})
-    else:
-        _show(session, night, path)
-        _show_delivered(delivered)
-    if not propose_last:
-        _finish(night, detailed=detailed_exit_code)
+    return Result(
+        {**to_builtins(night), **to_builtins(delivered)},
+        [*_shown(session, night, path), *_shown_delivered(delivered)],
+        None if propose_last else _failure(night),
+        _NOTHING_NEW if night.verdict == "nothing-new" and detailed_exit_code and not propose_last else 0,
+    )
 
 
-def _show_delivered(delivered: Delivered) -> None:
+def _shown_delivered(delivered: Delivered) -> Iterator[Part]:
     for one in delivered.proposals:
         if isinstance(one, str):
-            click.echo(printable(f"nothing is proposed for {one}"))
+            yield f"nothing is proposed for {one}"
             continue
         for held in one.held:
-            click.echo(f"held     {held.carry}: {held.judgement} on {one.target}")
+            yield "held", f"{held.carry}: {held.judgement} on {one.target}"
         state = f"pushed to {one.pushed}" if one.pushed else "not pushed"
-        click.echo(f"branch   {one.branch}, {len(one.commits)} commits, {state}")
+        yield "branch", f"{one.branch}, {len(one.commits)} commits, {state}"
         if one.pull_request:
-            click.echo(printable(f"         {one.pull_request}"))
+            yield "", one.pull_request
         elif not one.pushed:
-            click.echo(f"next     git log -p {one.base[:12]}..{one.branch}, then --propose-last --push")
+            yield "next", f"git log -p {one.base[:12]}..{one.branch}, then --propose-last --push"
     for file in delivered.report:
-        click.echo(f"report   {file.path}, {file.size:,} bytes, SHA-256 {file.sha256}")
+        yield "report", f"{file.path}, {file.size:,} bytes, SHA-256 {file.sha256}"
 
 
-def _finish(night: Night, *, detailed: bool) -> None:
-    if night.verdict == "needs-person":
-        carries = [carry for one in night.targets for carry in one.carries if carry.standing != "good"]
-        told = dict.fromkeys(f"{carry.name}: {carry.judgement}" for carry in carries)
-        raise NeedsPersonError(
-            f"night {night.id} needs a person",
-            because="; ".join(told) or "; ".join(night.reasons),
-            next_step=_remedy(night) or "read the reasons above",
-        )
-    if night.verdict == "nothing-new" and detailed:
-        click.get_current_context().exit(_NOTHING_NEW)
+def _failure(night: Night) -> NeedsPersonError | None:
+    if night.verdict != "needs-person":
+        return None
+    carries = [carry for one in night.targets for carry in one.carries if carry.standing != "good"]
+    told = dict.fromkeys(f"{carry.name}: {carry.judgement}" for carry in carries)
+    return NeedsPersonError(
+        f"night {night.id} needs a person",
+        because="; ".join(told) or "; ".join(night.reasons),
+        next_step=_remedy(night) or "read the reasons above",
+    )
 
 
 def _remedy(night: Night) -> str:
@@ -179,46 +177,42 @@ def _remedy(night: Night) -> str:
     return f"{place}: sparkwright {move}, then {mend}"
 
 
-def _show(session: Session, night: Night, path: Path) -> None:
+def _shown(session: Session, night: Night, path: Path) -> Iterator[Part]:
     for note in night.notes:
-        click.echo(printable(f"note     {note}"))
+        yield "note", note
     for pull in night.pulls:
-        click.echo(printable(f"pull     #{pull.number} of {pull.carry}: {pull.detail}"))
+        yield "pull", f"#{pull.number} of {pull.carry}: {pull.detail}"
     for one in night.targets:
-        _show_target(one)
+        yield from _shown_target(one)
     if night.verdict == "nothing-new":
-        click.echo(f"nothing is new since the last night ({night.seconds:.1f} s)")
-        session.show_next("sparkwright nightly --again works all the same")
+        yield f"nothing is new since the last night ({night.seconds:.1f} s)"
+        yield session.hint("sparkwright nightly --again works all the same")
         return
-    click.echo(f"night    {night.id} of {night.date}: {night.verdict} ({night.seconds:.0f} s), in {path}")
+    yield "night", f"{night.id} of {night.date}: {night.verdict} ({night.seconds:.0f} s), in {path}"
     if night.verdict == "green":
-        session.show_next("sparkwright nightly --propose")
+        yield session.hint("sparkwright nightly --propose")
 
 
-def _show_target(one: TargetNight) -> None:
+def _shown_target(one: TargetNight) -> Iterator[Part]:
     previous = "" if one.previous is None else f", compared with {one.previous.label}"
     rows = [(carry.name, str(carry.outcome), str(carry.judgement), _told(carry)) for carry in one.carries]
-    show_table(
-        ("carry", "outcome", "judgement", "why"), rows, title=f"onto vllm {one.target.label}{previous}"
-    )
+    title = f"onto vllm {one.target.label}{previous}"
+    yield Table(("carry", "outcome", "judgement", "why"), rows, title)
     for move in one.pins:
-        click.echo(
-            f"pin      {move.name}: {move.before or 'none'} → {move.after or 'none'} ({move.declared_in})"
-        )
+        yield "pin", f"{move.name}: {move.before or 'none'} → {move.after or 'none'} ({move.declared_in})"
     for arch in one.archs:
         told = " ".join([*(f"+{name}" for name in arch.added), *(f"-{name}" for name in arch.removed)])
-        click.echo(printable(f"archs    {arch.name}: {told} ({arch.declared_in})"))
+        yield "archs", f"{arch.name}: {told} ({arch.declared_in})"
     built = one.build
     if built.status == "built":
         audited = "audited" if built.audited else "not audited"
-        click.echo(f"wheel    {built.path}, {built.size / 1e6:.0f} MB, {audited} ({built.seconds:.0f} s)")
-        click.echo(f"         SHA-256 {built.sha256}")
-        if built.left_out:
-            click.echo(f"         without {', '.join(built.left_out)}")
+        yield "wheel", f"{built.path}, {built.size / 1e6:.0f} MB, {audited} ({built.seconds:.0f} s)"
+        yield "", f"SHA-256 {built.sha256}"
+        yield "", f"without {', '.join(built.left_out)}" if built.left_out else ""
     else:
-        click.echo(printable(f"wheel    {built.status}: {built.reason}"))
-    click.echo(printable(f"upstream's tests {one.tests.status}{_because(one.tests.reason)}"))
-    click.echo(printable(f"rehearsal {one.rehearsal.status}{_because(one.rehearsal.reason)}"))
+        yield "wheel", f"{built.status}: {built.reason}"
+    yield f"upstream's tests {one.tests.status}{_because(one.tests.reason)}"
+    yield f"rehearsal {one.rehearsal.status}{_because(one.rehearsal.reason)}"
 
 
 def _because(reason: str) -> str:

@@ -6,7 +6,7 @@ import click
 
 from sparkwright.carries.patchset import BuildSpec, with_next_revision
 from sparkwright.cli.globals import Group, takes, taking
-from sparkwright.cli.output import print_json
+from sparkwright.cli.result import Result
 from sparkwright.cli.session import Session, run_in_clone
 from sparkwright.store import write_atomically
 
@@ -22,7 +22,7 @@ def command() -> None:
 @taking("series")
 @takes("patchset")
 @run_in_clone
-def bump(session: Session, *, patchset: str) -> None:
+def bump(session: Session, *, patchset: str) -> Result:
     """Give the patchset its next revision, if the pin or a carry changed; comments stay."""
     path, name = session.checkout.patchset_path(patchset), patchset or session.checkout.patchset_path().stem
     old = session.checkout.build_spec(name)
@@ -31,14 +31,12 @@ def bump(session: Session, *, patchset: str) -> None:
     if written != text:
         write_atomically(path, written.encode())
     new = session.checkout.build_spec(name)
-    if session.as_json:
-        print_json({"patchset": name, "revision": new.revision, "digest": new.content, "was": old.revision})
-    elif old.revision:
-        click.echo(f"nothing changed since revision {old.revision} of {name}")
-    else:
-        click.echo(f"revision {new.revision} of {name}, written to {path}")
-        own = f" --patchset {patchset}" if new.file != session.checkout.series else ""
-        session.show_next(f"sparkwright wheel{own}")
+    described = {"patchset": name, "revision": new.revision, "digest": new.content, "was": old.revision}
+    if old.revision:
+        return Result(described, [f"nothing changed since revision {old.revision} of {name}"])
+    own = f" --patchset {patchset}" if new.file != session.checkout.series else ""
+    told = f"revision {new.revision} of {name}, written to {path}"
+    return Result(described, [told, session.hint(f"sparkwright wheel{own}")])
 
 
 def told_revision(spec: BuildSpec) -> str:

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from sparkwright.base.config import to_builtins
-from sparkwright.base.errors import ConfigError, UndecidedError, VerdictError
+from sparkwright.base.errors import ConfigError, SparkwrightError, UndecidedError, VerdictError
 from sparkwright.base.text import human_size
 from sparkwright.cli.globals import Command
-from sparkwright.cli.machines import counting_machines, machines_summary, show_machines
 from sparkwright.cli.options import Names, machines_option, tree_options
-from sparkwright.cli.output import print_json, printable
+from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_in_session
-from sparkwright.cli.tables import show_table
 from sparkwright.cli.verify import require_libraries
 from sparkwright.pipeline import Job
 from sparkwright.pipeline.options import TargetOptions
@@ -48,7 +46,7 @@ def command(
     out: Path | None,
     target: TargetOptions,
     cluster: str,
-) -> None:
+) -> Result:
     """Serve the merged Python on the CPU with a real model, and verify it.
 
     With WHEEL it is the merge that WHEEL is of, by its own record of series, machine and kernels; a checkout
@@ -81,23 +79,17 @@ def command(
         against_pristine=not no_pristine,
         seed=seed,
     )
-    with counting_machines() as done:
-        if machines := session.cluster(cluster):
-            from sparkwright.rehearsal.remote import rehearse_remotely
+    if machines := session.cluster(cluster):
+        from sparkwright.rehearsal.remote import rehearse_remotely
 
-            result = rehearse_remotely(machines, job, report, options)
-        else:
-            result = rehearse(job, report, VERIFIER, options)
+        result = rehearse_remotely(machines, job, report, options)
+    else:
+        result = rehearse(job, report, VERIFIER, options)
     complete = options.checks == DEFAULT and not no_pristine
     attached = _attach(session, result, report.tree, [wheel] if wheel else [], complete=complete)
-    if session.as_json:
-        print_json({**to_builtins(result), **machines_summary(done)})
-    else:
-        _show(result)
-        show_machines(done)
-        for name in attached:
-            click.echo(f"evidence {'rehearsal' if result.exact else 'rehearsal-older'}, attached to {name}")
-    _raise_for(result)
+    kind = "rehearsal" if result.exact else "rehearsal-older"
+    told = [("evidence", f"{kind}, attached to {name}") for name in attached]
+    return Result(to_builtins(result), [*_shown(result), *told], _failure(result))
 
 
 def _job_of(session: Session, target: TargetOptions, wheel: Path) -> Job:
@@ -156,31 +148,24 @@ def _attach(
     return attach_rehearsal(dist_folder(session.checkout.folder).absolute(), tree, detail, files, given)
 
 
-def _show(result: RehearsalResult) -> None:
-    rows = [(check.name, check.verdict, printable(check.detail)) for check in result.checks]
-    show_table(("check", "verdict", "because"), rows, title=f"on vllm {result.version} for the CPU")
-    for statement in result.statements:
-        click.echo(statement)
-    click.echo(f"verdict  {result.verdict}, in {result.seconds:.0f} s")
+def _shown(result: RehearsalResult) -> Iterator[Part]:
+    rows = [(check.name, check.verdict, check.detail) for check in result.checks]
+    yield Table(("check", "verdict", "because"), rows, title=f"on vllm {result.version} for the CPU")
+    yield from result.statements
+    yield "verdict", f"{result.verdict}, in {result.seconds:.0f} s"
     for file in result.files:
         name = Path(file.path).name
-        click.echo(f"{name:<14} {file.path}  {human_size(file.size)}  sha256 {file.sha256}")
-    click.echo(f"next     open {result.report}")
+        yield f"{name:<14} {file.path}  {human_size(file.size)}  sha256 {file.sha256}"
+    yield "next", f"open {result.report}"
 
 
-def _raise_for(result: RehearsalResult) -> None:
-    """Do nothing if all was passed.
-
-    Raises:
-        VerdictError: a check failed.
-        UndecidedError: a check could not be decided.
-    """
+def _failure(result: RehearsalResult) -> SparkwrightError | None:
     if result.verdict == "passed":
-        return
+        return None
     failed = result.verdict == "failed"
     causes = [f"{check.name}: {check.detail}" for check in result.checks if check.verdict == result.verdict]
     kind = VerdictError if failed else UndecidedError
-    raise kind(
+    return kind(
         "the merged Python does not serve as it should" if failed else "the rehearsal is undecided",
         because="\n".join(causes),
         next_step=f"open {result.report}",

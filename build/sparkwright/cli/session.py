@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -26,9 +27,12 @@ from sparkwright.base.errors import (
     UnprovedError,
 )
 from sparkwright.base.events import JsonlSink, emit, subscribe, warn
+from sparkwright.base.text import human_size
 from sparkwright.cli.globals import global_options, taking
 from sparkwright.cli.hints import keeping_series, with_series
+from sparkwright.cli.machines import counting_machines, machines_rows, machines_summary
 from sparkwright.cli.output import unforeseen
+from sparkwright.cli.result import Part, Result
 from sparkwright.cli.terminal import showing_events
 from sparkwright.distributed.cluster import Cluster
 from sparkwright.git import Repository, discard, open_repository, unsoundness
@@ -38,6 +42,7 @@ from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions, Compile
 from sparkwright.store import ActiveRun, Store, open_store, storing
 from sparkwright.store.prune import prune_logs
 from sparkwright.store.remote import RemoteSettings, RemoteTier
+from sparkwright.store.remote.tier import RemoteReport
 from sparkwright.store.usage import no_new_runs, oldest_run
 from sparkwright.upstream import Access, UpstreamSource, open_source, read_settings
 
@@ -95,9 +100,9 @@ class Session:
         """Return the session with the lock of the series that *wheel* is of; see `Checkout.of_wheel`."""
         return replace(self, checkout=self.checkout.of_wheel(wheel))
 
-    def show_next(self, command: str, checkout: Checkout | None = None) -> None:
-        """Print the *command* to go on with, on the series of *checkout*, by default this one's."""
-        click.echo(f"next     {with_series(command, checkout or self.checkout)}")
+    def hint(self, command: str, checkout: Checkout | None = None) -> Part:
+        """Return the *command* to go on with, on the series of *checkout*, by default this one's."""
+        return "next", with_series(command, checkout or self.checkout)
 
     def source(self, spec: str) -> UpstreamSource:
         """Return the origin of pristine trees: ``index``, ``git``, an address or a folder."""
@@ -244,23 +249,56 @@ def _in_session(function: Callable[..., R], *, read_only: bool, clone: bool = Fa
     def wrapper(**arguments: Any) -> R:
         reading = read_only or arguments.get("only_plan", False)
         with _open_session(read_only=reading, clone=clone, **global_options()) as session:
-            if reading:
-                return function(session, **arguments)
-            opened = _inode(session.repository)
-            try:
-                return function(session, **arguments)
-            except Exception as error:
-                if not _mended(session, opened, error):
-                    raise
-            # Once: damage that comes back has another cause than the store.
-            with contextlib.closing(open_repository(session.store.git)) as repository:
-                return function(replace(session, repository=repository), **arguments)
+            opened = None if reading else _inode(session.repository)
+            with counting_machines() as machines:
+                try:
+                    result = function(session, **arguments)
+                    failure = result.failure if isinstance(result, Result) else None
+                    if failure is None or not _mended(session, opened, failure):
+                        return _completed(session, result, machines)
+                except Exception as error:
+                    if not _mended(session, opened, error):
+                        raise
+                # Once: damage that comes back has another cause than the store.
+                with contextlib.closing(open_repository(session.store.git)) as repository:
+                    again = function(replace(session, repository=repository), **arguments)
+                    return _completed(session, again, machines)
 
     return taking("root", "store_url", "offline", "quiet", "as_json")(wrapper)
 
 
-def _mended(session: Session, opened: int, error: Exception) -> bool:
+def _completed(session: Session, result: R, machines: dict[str, Counter[str]]) -> R:
+    """Return *result* with what other machines and the remote tier did, and with hints of its series."""
+    if not isinstance(result, Result):
+        return result
+    if result.failure is not None:
+        result.failure.next_step = with_series(result.failure.next_step, session.checkout)
+    remote = session.store.remote
+    if not isinstance(result.described, dict) or not (machines or remote):
+        return result
+    described = {**result.described, **machines_summary(machines)}
+    parts = [*result.parts, *machines_rows(machines)]
+    if remote is not None:
+        described["remote"] = remote.report.to_json()
+        parts += _remote_rows(remote.report)
+    return replace(result, described=described, parts=parts)
+
+
+def _remote_rows(report: RemoteReport) -> Iterator[Part]:
+    read = human_size(report.bytes_read)
+    yield "shared", f"{report.hits} found and {report.misses} not in {report.url}: {read} read"
+    if report.written:
+        yield "", f"{report.written} written: {human_size(report.bytes_written)}"
+    if report.refused:
+        yield "", f"{report.refused} refused: not what was asked for, or of unknown writers"
+    if report.stopped:
+        yield "", f"stopped: {report.stopped}"
+
+
+def _mended(session: Session, opened: int | None, error: Exception) -> bool:
     """Tell if *error* came from damage in the store that is removed now, so that a second try can succeed."""
+    if opened is None:  # the session only reads
+        return False
     if isinstance(error, LostFileError):  # removed by the code that found it
         why = error.because
     elif not _may_be_gits(error):

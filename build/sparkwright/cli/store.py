@@ -10,10 +10,11 @@ import click
 from sparkwright.base.errors import FetchError
 from sparkwright.base.text import human_size
 from sparkwright.cli.globals import Group
-from sparkwright.cli.output import print_json
+from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, begin_repository_again, run_read_only
-from sparkwright.cli.tables import show_table
 from sparkwright.store.survey import KindTotal
+
+_COLUMNS = ("count", "size", "last used")
 
 
 @click.group("store", cls=Group)
@@ -24,10 +25,10 @@ def command() -> None:
 @command.command("verify")
 @click.option("--remove", is_flag=True, help="Remove damaged entries; they are remade when needed.")
 @run_read_only
-def verify_command(session: Session, *, remove: bool) -> None:
+def verify_command(session: Session, *, remove: bool) -> Result:
     """Hash every file, read every record and name, and check git's objects."""
     from sparkwright.git import unsoundness
-    from sparkwright.store.verify import StoreFault, remove_faults, require_sound, verify
+    from sparkwright.store.verify import StoreFault, remove_faults, unsound, verify
 
     files = verify(session.store)
     why = unsoundness(session.repository)
@@ -36,18 +37,13 @@ def verify_command(session: Session, *, remove: bool) -> None:
         remove_faults(files)
     if remove and why:
         begin_repository_again(session, why)
-    if session.as_json:
-        damaged = [{"path": str(fault.path), "why": fault.why} for fault in faults]
-        print_json({"store": str(session.store.home), "damaged": damaged, "removed": remove})
-    elif faults:
-        places = [(str(fault.path.relative_to(session.store.home)), fault.why) for fault in faults]
-        show_table(("damaged", "why"), places)
-        if remove:
-            click.echo(f"removed  {len(faults)}; missing entries are fetched or made again")
-    else:
-        click.echo("the store is sound")
-    if not remove:
-        require_sound(faults)
+    damaged = [{"path": str(fault.path), "why": fault.why} for fault in faults]
+    rows = [(str(fault.path.relative_to(session.store.home)), fault.why) for fault in faults]
+    parts: list[Part] = [Table(("damaged", "why"), rows)] if faults else ["the store is sound"]
+    if remove and faults:
+        parts.append(("removed", f"{len(faults)}; missing entries are fetched or made again"))
+    described = {"store": str(session.store.home), "damaged": damaged, "removed": remove}
+    return Result(described, parts, None if remove else unsound(faults))
 
 
 @command.command("prune")
@@ -67,7 +63,7 @@ def verify_command(session: Session, *, remove: bool) -> None:
 @run_read_only
 def prune_command(
     session: Session, *, older_than: float | None, keep_size: float | None, dry_run: bool
-) -> None:
+) -> Result:
     """Remove the least recently used entries.
 
     Entries that a running command has used stay. Removed entries are fetched or made again when
@@ -82,30 +78,20 @@ def prune_command(
     entries = survey(session.store, session.logs)
     done = prune(session.store, entries, limits, run=session.run, dry=dry_run)
     removed, in_use = totals(done.removed), totals(done.in_use)
-    if session.as_json:
-        print_json(
-            {
-                "dry-run": dry_run,
-                "removed": _described(removed),
-                "in-use": _described(in_use),
-                "kept": done.kept,
-            }
-        )
-        return
+    parts: list[Part] = ["nothing to remove"]
     if removed:
-        rows = [(total.kind, str(total.count), human_size(total.size), _day(total.used)) for total in removed]
-        show_table(("would remove" if dry_run else "removed", "count", "size", "last used"), rows)
-    else:
-        click.echo("nothing to remove")
+        parts = [Table(("would remove" if dry_run else "removed", *_COLUMNS), list(map(_row, removed)))]
     if in_use:
         kept = ", ".join(f"{total.count} {total.kind} ({human_size(total.size)})" for total in in_use)
-        click.echo(f"in use   {kept}: kept for running commands")
-    click.echo(f"kept     {human_size(done.kept)} in {session.store.home}")
+        parts.append(("in use", f"{kept}: kept for running commands"))
+    parts.append(("kept", f"{human_size(done.kept)} in {session.store.home}"))
+    described = {"removed": _described(removed), "in-use": _described(in_use), "kept": done.kept}
+    return Result({"dry-run": dry_run, **described}, parts)
 
 
 @command.command("status")
 @run_read_only
-def status_command(session: Session) -> None:
+def status_command(session: Session) -> Result:
     """Show where the store is, what takes how much, and if its remote tier can be read and written.
 
     A small object is written there and read back. The key is this machine's public one, made on first use,
@@ -120,45 +106,32 @@ def status_command(session: Session) -> None:
 
     settings = session.remote_settings()
     kinds = totals(survey(session.store, session.logs))
-    described: dict[str, object] = {
-        "store": str(session.store.home),
-        "kinds": _described(kinds),
-        "key": require_key(key_file(os.environ)).public.text,
-        "remote": None,
-    }
-    if settings is None:
-        _show_described(session, described, kinds)
-        return
-    session.require_network("the remote store's state")
-    found = RemoteTier(settings).examine()
-    described["remote"] = found
-    _show_described(session, described, kinds)
-    faults = [state for state in (found["read"], found["write"]) if state not in {"yes", "off"}]
-    if faults:
-        raise FetchError(
-            f"the remote store {settings.url} cannot be used",
-            because=str(faults[0]),
-            next_step="check its address and your credentials; builds go on without it",
-        )
-
-
-def _show_described(session: Session, described: dict[str, object], kinds: list[KindTotal]) -> None:
-    if session.as_json:
-        print_json(described)
-        return
-    sizes = [(total.kind, str(total.count), human_size(total.size), _day(total.used)) for total in kinds]
+    sizes = [*map(_row, kinds)]
     sizes.append(("all", str(sum(t.count for t in kinds)), human_size(sum(t.size for t in kinds)), ""))
-    show_table(("kind", "count", "size", "last used"), sizes)
-    remote = described["remote"]
-    rows = [
-        ("store", described["store"]),
-        ("key", described["key"]),
-        ("remote", "none: --store URL, or store.toml, names one"),
-    ]
-    if isinstance(remote, dict):
-        rows[2:] = [(name, value) for name, value in remote.items() if value != ""]
-    for name, value in rows:
-        click.echo(f"{name:<10} {', '.join(value) if isinstance(value, list) else value}")
+    key, failure, remote = require_key(key_file(os.environ)).public.text, None, None
+    rows: list[tuple[str, object]] = [("remote", "none: --store URL, or store.toml, names one")]
+    if settings is not None:
+        session.require_network("the remote store's state")
+        remote = RemoteTier(settings).examine()
+        rows = [
+            (name, ", ".join(value) if isinstance(value, list) else value) for name, value in remote.items()
+        ]
+        if faults := [state for state in (remote["read"], remote["write"]) if state not in {"yes", "off"}]:
+            failure = FetchError(
+                f"the remote store {settings.url} cannot be used",
+                because=str(faults[0]),
+                next_step="check its address and your credentials; builds go on without it",
+            )
+    return Result(
+        {"store": str(session.store.home), "kinds": _described(kinds), "key": key, "remote": remote},
+        [Table(("kind", *_COLUMNS), sizes), ("store", session.store.home), ("key", key), *rows],
+        failure,
+    )
+
+
+def _row(total: KindTotal) -> tuple[str, str, str, str]:
+    used = _moment(total.used).strftime("%Y-%m-%d %H:%M")
+    return total.kind, str(total.count), human_size(total.size), used
 
 
 def _described(found: list[KindTotal]) -> list[dict[str, object]]:
@@ -167,7 +140,3 @@ def _described(found: list[KindTotal]) -> list[dict[str, object]]:
 
 def _moment(seconds: float) -> datetime:
     return datetime.fromtimestamp(seconds, UTC).replace(microsecond=0)
-
-
-def _day(seconds: float) -> str:
-    return _moment(seconds).strftime("%Y-%m-%d %H:%M")

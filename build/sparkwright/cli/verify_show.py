@@ -9,7 +9,7 @@ import click
 
 from sparkwright.base.errors import UndecidedError, VerdictError
 from sparkwright.base.text import human_seconds, human_size
-from sparkwright.cli.machines import machines_summary, show_machines
+from sparkwright.cli.machines import machines_rows, machines_summary
 from sparkwright.cli.output import print_json
 from sparkwright.verify.estimate import Share
 from sparkwright.verify.plan import Plan
@@ -29,7 +29,8 @@ def show_results(
         print_json({**results.described, **machines_summary(dict(machines or {}))})
     else:
         _show(results)
-        show_machines(dict(machines or {}))
+        for heading, told in machines_rows(dict(machines or {})):
+            click.echo(f"{heading:8} {told}")
     _raise_for(results)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,18 +14,14 @@ from sparkwright.base.errors import ConfigError, UnreleasedError
 from sparkwright.base.text import human_size
 from sparkwright.cli.globals import Command
 from sparkwright.cli.hints import with_series
-from sparkwright.cli.machines import counting_machines, machines_summary, show_machines
 from sparkwright.cli.options import compile_options, job_options, out_option
-from sparkwright.cli.output import print_json
 from sparkwright.cli.patchset import BUMP, told_revision
-from sparkwright.cli.remote import remote_report, remote_summary, show_remote
+from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.runtime import install_command
 from sparkwright.cli.session import Session, run_in_session
-from sparkwright.cli.tables import show_table
 from sparkwright.lock import require_native
 from sparkwright.lock.bump import bump_command
 from sparkwright.pipeline import Job, apply, plan
-from sparkwright.pipeline.checkout import Checkout
 from sparkwright.pipeline.device_code import foreign_extensions
 from sparkwright.pipeline.options import CompileOptions, TargetOptions
 from sparkwright.pipeline.run import unforeseen
@@ -58,7 +55,7 @@ def command(
     require_native: bool,
     compiling: CompileOptions,
     target: TargetOptions,
-) -> None:
+) -> Result:
     """Build the wheel: fetch, merge, prove, assemble, audit, publish.
 
     A step whose result the store holds is not run again, so an interrupted build continues where it stopped.
@@ -72,8 +69,7 @@ def command(
         compiling=compiling,
     )
     if only_plan:
-        _plan(session, job)
-        return
+        return _plan(job)
     _require_out(job.out)
     if released and not job.spec.revision:
         raise UnreleasedError(
@@ -81,50 +77,38 @@ def command(
             because="the pin or a carry changed since the newest, or the patchset never had one",
             next_step=f"{BUMP} --patchset {job.spec.file}, and commit that",
         )
-    with counting_machines() as machines:
-        state = apply(job)
-    remote = remote_report(session)
-    if session.as_json:
-        print_json(_summary(job, state) | machines_summary(machines) | remote_summary(remote))
-    else:
-        _show(job, state)
-        show_machines(machines)
-        show_remote(remote)
+    state = apply(job)
+    return Result(_summary(job, state), list(_shown(job, state)))
 
 
-def _plan(session: Session, job: Job) -> None:
-    steps = plan(job)
+def _plan(job: Job) -> Result:
+    steps, spec, platform = plan(job), job.spec, job.options.platform
     notice = unforeseen(job, steps)
-    if session.as_json:
-        print_json(
-            {
-                "point": job.spec.digest,
-                "revision": job.spec.revision,
-                "version": job.version,
-                "platform": job.options.platform,
-                **_pin(job),
-                "kernels": job.kernels,
-                "arch": job.spec.arch,
-                "left-out": job.spec.left_out,
-                "notice": notice,
-                "steps": [asdict(step) for step in steps],
-            }
-        )
-        return
-    kernels = "upstream's kernels" if job.spec.arch is None else f"kernels for {job.spec.arch}"
-    place = job.options.platform
-    click.echo(f"build spec {job.spec.digest[:16]}  →  vllm {job.version} for {place}, {kernels}")
-    click.echo(f"revision {told_revision(job.spec)}")
-    _show_pin(job)
+    kernels = "upstream's kernels" if spec.arch is None else f"kernels for {spec.arch}"
     rows = [(step.name, step.state, step.evidence, (step.key or "")[:16]) for step in steps]
-    show_table(("step", "state", "evidence", "key"), rows)
-    for step in steps:
-        for told in filter(None, (step.detail, step.warning)):
-            click.echo(f"{step.name}: {told}")
-    if notice:
-        click.echo(f"notice: {notice}")
-    for name, why in job.spec.left_out.items():
-        click.echo(f"left out {name}: {why}")
+    return Result(
+        {
+            "point": spec.digest,
+            "revision": spec.revision,
+            "version": job.version,
+            "platform": platform,
+            **_pin(job),
+            "kernels": job.kernels,
+            "arch": spec.arch,
+            "left-out": spec.left_out,
+            "notice": notice,
+            "steps": [asdict(step) for step in steps],
+        },
+        [
+            f"build spec {spec.digest[:16]}  →  vllm {job.version} for {platform}, {kernels}",
+            ("revision", told_revision(spec)),
+            ("pin", _told_pin(job)),
+            Table(("step", "state", "evidence", "key"), rows),
+            *(f"{one.name}: {told}" for one in steps for told in (one.detail, one.warning) if told),
+            *([f"notice: {notice}"] if notice else []),
+            *(f"left out {name}: {why}" for name, why in spec.left_out.items()),
+        ],
+    )
 
 
 def _require_out(out: Path) -> None:
@@ -180,27 +164,30 @@ def _proof(state: BuildState, carry: str) -> str:
     return "none, allowed" if require(state.report).outcome(carry).kind.wants_proof else ""
 
 
-def _show(job: Job, state: BuildState) -> None:
-    wheel, report = require(state.wheel), require(state.report)
+def _shown(job: Job, state: BuildState) -> Iterator[Part]:
+    wheel, report, path = require(state.wheel), require(state.report), require(state.placed)
     titles = {carry.name: carry.spec.title for carry in job.spec.carries}
     rows = [
         (outcome.carry, str(outcome.kind), _proof(state, outcome.carry), titles[outcome.carry])
         for outcome in report.outcomes
     ]
-    show_table(("carry", "outcome", "proof", "what it does"), rows)
-    click.echo(f"wheel    {require(state.placed)}")
-    click.echo(f"size     {human_size(wheel.size)} ({wheel.size} bytes)")
-    click.echo(f"sha256   {wheel.sha256}")
-    click.echo(f"revision {told_revision(job.spec)}")
-    _show_pin(job)
+    yield Table(("carry", "outcome", "proof", "what it does"), rows)
+    yield "wheel", path
+    yield "size", f"{human_size(wheel.size)} ({wheel.size} bytes)"
+    yield "sha256", wheel.sha256
+    yield "revision", told_revision(job.spec)
+    yield "pin", _told_pin(job)
     if job.spec.arch is None:
-        click.echo(f"kernels  upstream's, from {job.stock_wheel.filename} (no native input changed)")
-        if hint := native_hint(job.checkout):
-            click.echo(f"         {hint}")
+        yield "kernels", f"upstream's, from {job.stock_wheel.filename} (no native input changed)"
+        if job.checkout.lock.native is not None:
+            yield (
+                "",
+                with_series("'make wheel KERNELS=native' compiles them for the card instead", job.checkout),
+            )
     else:
-        _show_kernels(job, state)
-    click.echo(f"index    {job.out / 'simple'}")
-    click.echo(f"next     {install_command(require(state.placed))}")
+        yield from _shown_kernels(job, state)
+    yield "index", job.out / "simple"
+    yield "next", install_command(path)
 
 
 def _pin(job: Job) -> dict[str, Any]:
@@ -210,20 +197,13 @@ def _pin(job: Job) -> dict[str, Any]:
     return {"pin": {"commit": commit, "wheel": wheel.filename, "wheel-of": of, "trust": wheel.trust}}
 
 
-def _show_pin(job: Job) -> None:
-    """Print the pin, if the digest of upstream's wheel is that of a first download."""
+def _told_pin(job: Job) -> str:
+    """Return the pin, if the digest of upstream's wheel is that of a first download."""
     commit, wheel = job.spec.lock.release.commit, job.stock_wheel
     if wheel.commit is None:
-        return
-    of = "" if wheel.commit == commit else f" of commit {wheel.commit[:12]}, with equal native inputs,"
-    click.echo(f"pin      commit {commit[:12]}; upstream's wheel{of} is known by its first download alone")
-
-
-def native_hint(checkout: Checkout) -> str:
-    """Return the way to native kernels; empty where the lock does not say what they are compiled with."""
-    if checkout.lock.native is None:
         return ""
-    return with_series("'make wheel KERNELS=native' compiles them for the card instead", checkout)
+    of = "" if wheel.commit == commit else f" of commit {wheel.commit[:12]}, with equal native inputs,"
+    return f"commit {commit[:12]}; upstream's wheel{of} is known by its first download alone"
 
 
 def _kernels(job: Job, state: BuildState) -> dict[str, Any]:
@@ -240,17 +220,16 @@ def _kernels(job: Job, state: BuildState) -> dict[str, Any]:
     }
 
 
-def _show_kernels(job: Job, state: BuildState) -> None:
-    click.echo(f"kernels  compiled for {job.spec.arch}: {', '.join(state.extensions) or 'none'}")
-    for name, why in foreign_extensions(state.extensions, job.target.arch).items():
-        click.echo(f"         {name}: {why}")
-    for name, why in state.attested.items():
-        click.echo(f"         {name}: {why}")
+def _shown_kernels(job: Job, state: BuildState) -> Iterator[Part]:
+    arch, native = job.spec.arch, require_native(job.spec.lock)
+    yield "kernels", f"compiled for {arch}: {', '.join(state.extensions) or 'none'}"
+    for name, why in (foreign_extensions(state.extensions, job.target.arch) | state.attested).items():
+        yield "", f"{name}: {why}"
     for name, why in state.stock_extensions.items():
-        click.echo(f"         {name} is from upstream's wheel: {why}")
-    if unknown := require_native(job.spec.lock).unreached:
-        click.echo(f"         for these: {bump_command(job.spec.lock, unknown)}")
-    for source, ref in require_native(job.spec.lock).unverified.items():
-        click.echo(f"         {source} is of plain files, which were not compared with {ref}")
+        yield "", f"{name} is from upstream's wheel: {why}"
+    if unknown := native.unreached:
+        yield "", f"for these: {bump_command(job.spec.lock, unknown)}"
+    for source, ref in native.unverified.items():
+        yield "", f"{source} is of plain files, which were not compared with {ref}"
     for member in require(state.binaries).left_out:
-        click.echo(f"         {member} left out: nothing in it runs on {job.spec.arch}")
+        yield "", f"{member} left out: nothing in it runs on {arch}"

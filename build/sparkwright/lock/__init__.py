@@ -6,7 +6,7 @@ itself (with `cmake` for the sources that its build downloads), `check` compares
 """
 
 from sparkwright.lock.bump import Bumped, LockChange
-from sparkwright.lock.check import LockFinding, Unconfirmed, check, require_agreement, unconfirmed
+from sparkwright.lock.check import LockFinding, Unconfirmed, check, disagreement, unconfirmed
 from sparkwright.lock.coherence import CudaEvidence, check_native, require_native
 from sparkwright.lock.model import (
     LOCK_FORMAT,
@@ -35,8 +35,8 @@ __all__ = [
     "WheelEvidence",
     "check",
     "check_native",
+    "disagreement",
     "read_lock",
-    "require_agreement",
     "require_native",
     "unconfirmed",
 ]

@@ -79,18 +79,13 @@ def unconfirmed(lock: Lock, evidence: ReleaseEvidence) -> list[Unconfirmed]:
     return [Unconfirmed(key, commit[:known], commit[known:])] if commit[known:] else []
 
 
-def require_agreement(findings: Sequence[LockFinding]) -> None:
-    """Raise if there are *findings*.
-
-    Raises:
-        LockMismatchError: there are; the error lists each.
-    """
-    if findings:
-        raise LockMismatchError(
-            "the lock and the release disagree",
-            because="; ".join(str(finding) for finding in findings),
-            next_step="sparkwright lock bump VERSION writes the values of the release",
-        )
+def disagreement(findings: Sequence[LockFinding]) -> LockMismatchError:
+    """Return the error that lists *findings*."""
+    return LockMismatchError(
+        "the lock and the release disagree",
+        because="; ".join(str(finding) for finding in findings),
+        next_step="sparkwright lock bump VERSION writes the values of the release",
+    )
 
 
 def flatten(lock: Lock) -> dict[str, str]:

@@ -68,18 +68,15 @@ def remove_faults(faults: Sequence[StoreFault]) -> None:
                 remove_tree(path)
 
 
-def require_sound(faults: Sequence[StoreFault]) -> None:
-    """Do nothing where there are no faults.
-
-    Raises:
-        DamagedStoreError: there are some.
-    """
-    if faults:
-        raise DamagedStoreError(
-            f"the store has {len(faults)} damaged {'entry' if len(faults) == 1 else 'entries'}",
-            because="; ".join(f"{fault.path.name[:16]}: {fault.why}" for fault in faults[:5]),
-            next_step="drop them with 'sparkwright store verify --remove': what is needed is made again",
-        )
+def unsound(faults: Sequence[StoreFault]) -> DamagedStoreError | None:
+    """Return the error that tells *faults*; `None` where there are none."""
+    if not faults:
+        return None
+    return DamagedStoreError(
+        f"the store has {len(faults)} damaged {'entry' if len(faults) == 1 else 'entries'}",
+        because="; ".join(f"{fault.path.name[:16]}: {fault.why}" for fault in faults[:5]),
+        next_step="drop them with 'sparkwright store verify --remove': what is needed is made again",
+    )
 
 
 def _file_fault(store: Store, path: Path) -> tuple[int, StoreFault | None]:
