@@ -125,3 +125,10 @@ def complete() -> Callable[..., list[str]]:
         return [one.value for one in completer.get_completions(list(words[:-1]), words[-1])]
 
     return found
+
+
+def test_the_help_of_each_command_fits_a_screen() -> None:
+    context = click.Context(group, info_name="sparkwright", terminal_width=100, max_content_width=100)
+    lines = {one.command_path: one.get_help().count("\n") for _, one in commands(group, context)}
+    assert {path: count for path, count in lines.items() if count > 60} == {}
+    assert lines["sparkwright"] < 40

@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from small_release import COMMIT, MACHINES, make_release, metadata, sdist_files, version_file
 
-from sparkwright.base.errors import LockMismatchError
 from sparkwright.lock import (
     Lock,
     ReleaseEvidence,

@@ -18,25 +18,25 @@ from sparkwright.cli.globals import Group
 from sparkwright.cli.output import colour, expect_json, report, unforeseen
 
 COMMANDS = {
-    "merge": "Merge the patchset onto the pin, or onto another release, and report each carry.",
     "wheel": "Build the wheel: fetch, merge, prove, assemble, audit, publish.",
-    "audit": "Compare a wheel with upstream's and with the merge, or show what it was made from.",
-    "nightly": "Follow upstream: merge and judge every carry on what is new, build, and name what broke it.",
-    "companion": "Compile FlashInfer's kernels ahead of time into a wheel that it finds.",
-    "publish": "Write a static package index over the wheels in a folder.",
-    "channel": "Promote wheels to signed channels, take them back, and verify channels.",
-    "serve": "Serve a recipe in the foreground: install, start, warm up, announce, report, stop.",
-    "service": "Install a recipe as a service, upgrade it or take it back, or remove it.",
+    "merge": "Merge the patchset onto the pin or another release.",
+    "audit": "Compare a wheel with upstream's and with the merge.",
+    "status": "Show the pin, the carries with their proofs, and the wheels.",
+    "doctor": "Check this machine, or that a recipe would start on it.",
+    "serve": "Serve a recipe: install, start, warm up, report, stop.",
+    "service": "Install a recipe as a service, upgrade or remove it.",
     "recipe": "List, show, check and write recipes of servers.",
-    "verify": "Verify that a wheel's server serves as it should, up to 64 requests at a time.",
-    "rehearse": "Serve the merged Python on the CPU with a real model, and verify it.",
-    "bisect": "Name the change between a good and a bad build spec that makes the difference.",
-    "status": "Show the pin, the carries with their outcomes and proofs, and the wheels in dist/.",
+    "verify": "Verify that a wheel's server serves as it should.",
+    "rehearse": "Serve the merged Python on the CPU, and verify it.",
+    "bisect": "Name the change that makes a build spec fail.",
+    "nightly": "Follow upstream: merge, judge and build on what is new.",
     "carry": "Make, show, edit, refresh and prove carries.",
-    "patchset": "Give a patchset its next revision, which orders the wheels of one release.",
-    "lock": "Check upstream.lock against the release itself, or move it to another release or commit.",
+    "patchset": "Give a patchset its next revision.",
+    "lock": "Check the lock, or move it to a release or commit.",
+    "companion": "Compile FlashInfer's kernels ahead of time.",
+    "publish": "Write a package index over the wheels in a folder.",
+    "channel": "Promote wheels to signed channels, and verify channels.",
     "store": "Show what the store holds, verify and prune it.",
-    "doctor": "Check that this machine has what is needed, or that a recipe would start on it.",
 }
 
 _HIDDEN = {"task", "worker"}
@@ -73,7 +73,9 @@ class _LateGroup(Group):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-@click.group(cls=_LateGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=_LateGroup, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(__version__, prog_name="sparkwright")
 def group() -> None:
     """Build, prove and publish patched vLLM wheels for DGX Spark."""
