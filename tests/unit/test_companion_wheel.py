@@ -18,10 +18,10 @@ import wheelkit
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import AuditError, ConfigError, WheelError
 from sparkwright.cli.main import main
-from sparkwright.cli.offered import built_wheel
 from sparkwright.companion.choosing import FoundCompanion, companion_for
 from sparkwright.companion.inspection import CompanionAudit, audit_companion
 from sparkwright.companion.wheel import write_companion
+from sparkwright.engine.offered import built_wheel
 from sparkwright.native.model import Target
 from sparkwright.publish import publish, wheels_in
 from sparkwright.publish.pages import all_pages

@@ -52,7 +52,7 @@ def command(
     'sparkwright publish' puts it beside each wheel, and 'sparkwright serve' installs by it. uv resolves
     it, for any machine and without downloading packages.
     """
-    from sparkwright.cli.offered import built_wheel, present_specs
+    from sparkwright.engine.offered import built_wheel, present_specs
     from sparkwright.engine.runtime import requirements_of, resolve_runtime
     from sparkwright.lock.runtime import format_runtime, joined_requirements, read_runtime, runtime_name
     from sparkwright.publish import dist_folder

@@ -17,15 +17,15 @@ import msgspec
 from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.base.events import JsonlSink, emit, subscribe, task
 from sparkwright.cli.globals import Command, takes
-from sparkwright.cli.hints import keeping_series
-from sparkwright.cli.offered import NoWheelError, made_here, makeable_series, offered_wheel
 from sparkwright.cli.output import expect_json, unforeseen
 from sparkwright.cli.runtime import FORCE, RECIPE, serving_options, stated_settings, wheel_options
 from sparkwright.cli.serve_show import Lines, Screen, show_plan
 from sparkwright.cli.terminal import showing_events
 from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.environment import Environment, OfferedWheel
+from sparkwright.engine.offered import NoWheelError, made_here, makeable_series, offered_wheel
 from sparkwright.pipeline import open_job
+from sparkwright.pipeline.hints import keeping_series
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions
 from sparkwright.publish.series import series_of
 from sparkwright.recipes import PORT, REHEARSAL, Recipe

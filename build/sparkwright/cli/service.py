@@ -16,7 +16,6 @@ import msgspec
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.channel_place import reading_options
 from sparkwright.cli.globals import Group
-from sparkwright.cli.offered import offered_wheel
 from sparkwright.cli.output import print_json
 from sparkwright.cli.runtime import (
     FORCE,
@@ -27,6 +26,7 @@ from sparkwright.cli.runtime import (
 )
 from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.environment import OfferedWheel
+from sparkwright.engine.offered import offered_wheel
 from sparkwright.recipes import PORT, Recipe
 from sparkwright.serve import service
 from sparkwright.serve.service import InstallPlan, ServiceOptions, ServicePlaces, ServiceRecord

@@ -29,7 +29,6 @@ from sparkwright.base.errors import (
 from sparkwright.base.events import JsonlSink, emit, subscribe, warn
 from sparkwright.base.text import human_size
 from sparkwright.cli.globals import global_options, taking
-from sparkwright.cli.hints import keeping_series, with_series
 from sparkwright.cli.machines import counting_machines, machines_rows, machines_summary
 from sparkwright.cli.output import unforeseen
 from sparkwright.cli.result import Part, Result
@@ -37,6 +36,7 @@ from sparkwright.cli.terminal import showing_events
 from sparkwright.distributed.cluster import Cluster
 from sparkwright.git import Repository, discard, open_repository, unsoundness
 from sparkwright.pipeline.checkout import Checkout, open_checkout, require_clone
+from sparkwright.pipeline.hints import keeping_series, with_series
 from sparkwright.pipeline.job import Job, make_job
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions, CompileOptions, TargetOptions
 from sparkwright.store import ActiveRun, Store, open_store, storing

@@ -17,13 +17,13 @@ from sparkwright.base.errors import ConfigError, SparkwrightError, ToolError
 from sparkwright.base.events import JsonlSink, subscribe
 from sparkwright.cli.globals import FLAGS, Command, takes
 from sparkwright.cli.machines import counting_machines, opened_cluster
-from sparkwright.cli.offered import offered_wheel
 from sparkwright.cli.options import machines_option
 from sparkwright.cli.output import unforeseen
 from sparkwright.cli.preflight import check_before_verify
 from sparkwright.cli.terminal import showing_events
 from sparkwright.cli.verify_options import OPTIONS, OUT, PLAN, RESUME, options_of
 from sparkwright.cli.verify_show import show_plan, show_results, tell_plan
+from sparkwright.engine.offered import offered_wheel
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.results import Results
 from sparkwright.verify.setup import Refusals

@@ -13,7 +13,6 @@ import click
 from sparkwright.base.errors import ConfigError, UnreleasedError
 from sparkwright.base.text import human_size
 from sparkwright.cli.globals import Command
-from sparkwright.cli.hints import with_series
 from sparkwright.cli.options import compile_options, job_options, out_option
 from sparkwright.cli.patchset import BUMP, told_revision
 from sparkwright.cli.result import Part, Result, Table
@@ -23,6 +22,7 @@ from sparkwright.lock import require_native
 from sparkwright.lock.bump import bump_command
 from sparkwright.pipeline import Job, apply, plan
 from sparkwright.pipeline.device_code import foreign_extensions
+from sparkwright.pipeline.hints import with_series
 from sparkwright.pipeline.options import CompileOptions, TargetOptions
 from sparkwright.pipeline.run import unforeseen
 from sparkwright.pipeline.state import BuildState, require

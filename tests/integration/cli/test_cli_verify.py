@@ -24,8 +24,8 @@ from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import PreflightError
 from sparkwright.cli import offered
 from sparkwright.cli.main import main
-from sparkwright.cli.offered import built_wheel
 from sparkwright.engine.environment import OfferedWheel
+from sparkwright.engine.offered import built_wheel
 
 COMMAND = (sys.executable, "-m", "sparkwright", "verify")
 QUICK = ("--demo", "--checks", "boot", "--categories", "code")

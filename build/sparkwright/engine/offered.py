@@ -12,12 +12,12 @@ from packaging.version import Version
 
 from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.base.events import emit
-from sparkwright.cli.hints import keeping_series
 from sparkwright.companion.package import is_companion
 from sparkwright.engine.environment import OfferedWheel
 from sparkwright.pipeline import BuildOptions, apply, open_checkout, open_job
 from sparkwright.pipeline.checkout import series_names
 from sparkwright.pipeline.choose import choose_arch
+from sparkwright.pipeline.hints import keeping_series
 from sparkwright.pipeline.state import require
 from sparkwright.publish import dist_folder, wheels_in
 from sparkwright.publish.series import series_of
