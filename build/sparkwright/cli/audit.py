@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from sparkwright.base.errors import ArchiveError, AuditError, WheelError
+from sparkwright.base.errors import AuditError
 from sparkwright.base.text import human_seconds, human_size
 from sparkwright.cli.companion import audit_by_its_list, companion_parts
 from sparkwright.cli.globals import Command, takes
@@ -18,18 +17,12 @@ from sparkwright.cli.session import Session, run_in_session
 from sparkwright.companion.inspection import CompanionAudit
 from sparkwright.companion.package import is_companion
 from sparkwright.native.inspection import KernelClass, Tally
-from sparkwright.pipeline import Job
-from sparkwright.pipeline.expectation import expectation
-from sparkwright.pipeline.expected_record import expected_record, found_compiled, merged_again
+from sparkwright.pipeline.expected_record import expectation_of
 from sparkwright.pipeline.options import TargetOptions
-from sparkwright.pipeline.state import require
-from sparkwright.pipeline.version import native_version
 from sparkwright.publish import dist_folder
 from sparkwright.publish.evidence import attach_audit
 from sparkwright.publish.provenance import provenance_of
-from sparkwright.wheel import parse_name
-from sparkwright.wheel.audit import AuditReport, Expectation, audit
-from sparkwright.wheel.kernels import KernelsRecord, kernels_of
+from sparkwright.wheel.audit import AuditReport, audit
 
 
 @click.command("audit", cls=Command)
@@ -85,8 +78,7 @@ def _audited(session: Session, wheel: Path, options: TargetOptions) -> AuditRepo
     if is_companion(wheel.name):
         return audit_by_its_list(session, wheel)
     own = session.of_wheel(wheel)
-    target = replace(options, platform=_platform(own, wheel))
-    return audit(wheel.absolute(), _expectation(own, target, wheel))
+    return audit(wheel.absolute(), expectation_of(wheel, options, own.checkout.lock, own.job))
 
 
 def _failure(report: AuditReport | CompanionAudit, *, allow_skipped: bool) -> AuditError | None:
@@ -113,59 +105,6 @@ def _unchecked(report: AuditReport) -> AuditError:
         because="; ".join(because),
         next_step="check out the commit that it was built from and audit it where its kernels were compiled, "
         "or accept that with --allow-skipped",
-    )
-
-
-def _platform(session: Session, wheel: Path) -> str:
-    """Return the lock's platform that *wheel* is for, by its tags."""
-    tags = ".".join(parse_name(wheel.name).tags)
-    for platform in session.checkout.lock.wheels:
-        if tags.endswith(platform):
-            return platform
-    raise WheelError(
-        f"{wheel.name} cannot be audited",
-        because="the lock has no wheel for its platform",
-        next_step=f"the lock has wheels for: {', '.join(session.checkout.lock.wheels)}",
-    )
-
-
-def _job(session: Session, target: TargetOptions, wheel: Path) -> tuple[Job, str, KernelsRecord | None]:
-    """Return the job that may have built *wheel*, the version to expect, and its own record of kernels.
-
-    That record only selects a job of this checkout; no check relies on it.
-    """
-    try:
-        record = kernels_of(wheel)
-    except (ArchiveError, WheelError):
-        record = None  # the audit reports the damage
-    if record is None:
-        job = session.job(replace(target, kernels="upstream", arch=""))
-        return job, job.version, None
-    job = session.job(replace(target, kernels="native", arch=target.arch or record.arch))
-    extensions = require(job.native).extensions
-    stock = {name for name, spec in extensions.items() if spec.member in record.reasons}
-    attested = {name for name, spec in extensions.items() if spec.member in record.attested}
-    return job, native_version(job, stock, len(record.compiled), attested), record
-
-
-def _expectation(session: Session, target: TargetOptions, wheel: Path) -> Expectation:
-    """Return what *wheel* is compared with: the merge too, if it is of this checkout's build spec."""
-    job, version, stated = _job(session, target, wheel)
-    compiled = found_compiled(job, stated)
-    if parse_name(wheel.name).version != version:
-        return expectation(job, None, arch=target.arch, compiled=compiled)
-    state = merged_again(job)
-    record = expected_record(job, state, version, stated)
-    report = require(state.report)
-    return expectation(
-        job,
-        job.changes(report),
-        version,
-        arch=target.arch,
-        record=record,
-        python=job.python(report),
-        links=job.links(report),
-        compiled=compiled,
     )
 
 

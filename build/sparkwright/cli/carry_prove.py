@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import click
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import AbsorptionError, ProofError, SparkwrightError, UnprovedError
-from sparkwright.cli.carry_test_upstream import prove_by_upstreams_tests
 from sparkwright.cli.globals import Command
 from sparkwright.cli.options import cluster_option, job_options
-from sparkwright.cli.result import Result, Table
+from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_in_clone
-from sparkwright.merge import Outcome
 from sparkwright.pipeline import Job, TargetOptions
 from sparkwright.pipeline.options import CompileOptions
-from sparkwright.pipeline.trial import Trial
+from sparkwright.pipeline.proving import first_line, prove_carries, run_upstream_tests
 from sparkwright.probe import Proof
+from sparkwright.probe.upstream_tests import UpstreamTests
 
 
 @click.command("prove", cls=Command)
@@ -53,10 +53,10 @@ def prove(
     """
     job = session.job(target, compiling=compiling)
     if upstream_tests:
-        return prove_by_upstreams_tests(job, names)
-    proofs, needless, unproved = _prove(job, names, onto)
+        return _by_upstreams_tests(job, names)
+    proofs, needless, unproved = prove_carries(job, names, onto)
     rows = [
-        (proof.carry, str(proof.verdict), _first_line(proof.finding, last=proof.verdict == "broken"))
+        (proof.carry, str(proof.verdict), first_line(proof.finding, last=proof.verdict == "broken"))
         for proof in proofs
     ]
     rows += [(name, "no proof needed", why) for name, why in needless.items()]
@@ -71,7 +71,7 @@ def prove(
 
 def _failure(proofs: Sequence[Proof], unproved: Mapping[str, str]) -> SparkwrightError | None:
     """Return the error of the gravest fault: refuted carries, then those not absorbed, then unproved ones."""
-    refuted = {proof.carry: _first_line(proof.finding) for proof in proofs if proof.verdict == "refuted"}
+    refuted = {proof.carry: first_line(proof.finding) for proof in proofs if proof.verdict == "refuted"}
     if refuted:
         told = "; ".join(f"{name}: {why}" for name, why in refuted.items())
         return ProofError(
@@ -94,62 +94,39 @@ def _failure(proofs: Sequence[Proof], unproved: Mapping[str, str]) -> Sparkwrigh
     return None
 
 
-def _prove(
-    job: Job, names: tuple[str, ...], onto: str | None
-) -> tuple[list[Proof], dict[str, str], dict[str, str]]:
-    """Prove and record; return the proofs, and by name why others need none, or have none."""
-    from sparkwright.merge import OutcomeKind, merge_patchset
-    from sparkwright.pipeline.checkout import pinned_by
-    from sparkwright.pipeline.job import require_listed
-    from sparkwright.pipeline.remote_proofs import prove_remotely
-    from sparkwright.pipeline.trial import trial_of
-    from sparkwright.probe import ProbeVerdict, write_proof
+def _by_upstreams_tests(job: Job, files: tuple[str, ...]) -> Result:
+    """Run upstream's own tests on the pristine and on the merged tree, and name what the patchset breaks.
 
-    require_listed(job.checkout, job.spec, names)
-    version = onto or job.spec.lock.release.version
-    elsewhere = onto is not None and version != job.spec.lock.release.version
-    pristine = job.source.release(version) if elsewhere else job.pristine
-    report = merge_patchset(job.repository, job.merge_request(pristine, version))
-    recorded_there = pinned_by(job.checkout, version) if elsewhere else frozenset()
-    proofs: list[Proof] = []
-    needless: dict[str, str] = {}
-    unproved: dict[str, str] = {}
-    trials: dict[str, Trial] = {}
-    for carry in job.spec.carries:
-        if names and carry.name not in names:
-            continue
-        outcome = report.outcome(carry.name)
-        trial = trial_of(job, report, carry)
-        blocked = outcome.kind.blocks_build
-        if trial is None or (blocked and not elsewhere):
-            decided = outcome.kind in {OutcomeKind.LEFT_OUT, OutcomeKind.SUPERSEDED}
-            why = "it has no probe" if outcome.kind.wants_proof else f"{outcome.kind}: {outcome.detail}"
-            (needless if decided else unproved)[carry.name] = why
-            continue
-        trials[carry.name] = trial
-    made = {} if job.cluster is None else prove_remotely(job.cluster, list(trials.values()))
-    for name, trial in trials.items():
-        carry, outcome = trial.carry, report.outcome(name)
-        blocked = outcome.kind.blocks_build
-        proof = made.get(name) or trial.prove()
-        proofs.append(proof)
-        confirmed = proof.verdict is trial.wanted and bool(trial.paths or not blocked)
-        if confirmed or (elsewhere and proof.verdict is ProbeVerdict.NOT_NEEDED and not blocked):
-            if carry.name not in recorded_there:
-                write_proof(carry.folder, proof, version)
-        elif proof.verdict is not ProbeVerdict.REFUTED:
-            unproved[carry.name] = _why_unproved(proof, outcome)
-    return proofs, needless, unproved
+    Those that touch what the patchset changes are run, or FILES alone, off the network. A test that passes
+    on the pristine tree and fails on the merged one, and again in a process of its own, is an error. What
+    cannot pass here at all, for want of a GPU, a model or a package, is counted by that reason.
+
+    The result is recorded in patchsets/upstream-tests. While it holds without a regression, nothing is run.
+    """
+    found = run_upstream_tests(job, files)
+    failure = None
+    if found.regressions:
+        broken = Counter(test.partition("::")[0] for test in found.regressions)
+        failure = ProofError(
+            f"{len(found.regressions)} of upstream's tests fail on the merged tree alone",
+            because=", ".join(f"{count} in {file}" for file, count in broken.items()),
+            next_step="correct the carry that changes what they test; the record names each",
+        )
+    return Result(to_builtins(found), _shown(found), failure)
 
 
-def _why_unproved(proof: Proof, outcome: Outcome) -> str:
-    if proof.verdict == "not absorbed":
-        return f"{outcome.kind}: {outcome.detail}, but {_first_line(proof.finding)}"
-    if proof.verdict == "broken":
-        return f"its probe could not run: {_first_line(proof.finding, last=True)}"
-    return "its probe passes on the pristine tree: it is not needed here"
-
-
-def _first_line(message: str, *, last: bool = False) -> str:
-    lines = message.strip().splitlines() or [""]
-    return lines[-1 if last else 0]
+def _shown(found: UpstreamTests) -> list[Part]:
+    said: dict[tuple[str, str], list[str]] = {}
+    for test, why in found.regressions.items():
+        said.setdefault((test.partition("::")[0], why), []).append(test.partition("::")[2])
+    rows = [
+        (file, "regression", f"{tests[0]}{f' and {len(tests) - 1} more' if tests[1:] else ''}: {why}")
+        for (file, why), tests in said.items()
+    ]
+    rows += [(test, "flaky", "it differed once, and not alone") for test in found.flaky]
+    for reason, files in found.unjudged.items():
+        rows.append((f"{sum(files.values())} in {len(files)} files", "not judged", reason))
+    told = (
+        f"{found.passed} of upstream's tests, in {found.files} files, pass on both trees of {found.version}"
+    )
+    return [Table(("tests", "verdict", "what was found"), rows), told]

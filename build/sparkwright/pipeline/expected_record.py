@@ -1,23 +1,31 @@
-"""The provenance record that an audited wheel should contain, computed from this checkout and this store."""
+"""What an audited wheel is compared with, its record included: computed from this checkout and store."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from sparkwright.base.errors import ArchiveError, WheelError
+from sparkwright.lock import Lock
 from sparkwright.merge import merge_patchset
 from sparkwright.native.extensions import find_extension
 from sparkwright.native.model import Extension
 from sparkwright.pipeline.binaries import ChooseBinaries
+from sparkwright.pipeline.expectation import expectation
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.kernels import CompileExtension, GatherSources, PrepareToolchain
+from sparkwright.pipeline.options import TargetOptions
 from sparkwright.pipeline.proofs import Prove
 from sparkwright.pipeline.record import wheel_record
 from sparkwright.pipeline.state import BuildState, require
 from sparkwright.pipeline.steps import steps_for
 from sparkwright.pipeline.trees import Merge
-from sparkwright.pipeline.version import version_of
-from sparkwright.wheel.kernels import KERNELS, KernelsRecord
+from sparkwright.pipeline.version import native_version, version_of
+from sparkwright.wheel import parse_name
+from sparkwright.wheel.audit import Expectation
+from sparkwright.wheel.kernels import KERNELS, KernelsRecord, kernels_of
 from sparkwright.wheel.recorded import POINT
 
 # Their results are part of the record.
@@ -68,3 +76,71 @@ def found_compiled(job: Job, stated: KernelsRecord | None) -> dict[str, Extensio
     return {
         member: one for member, one in found.items() if one is not None and one.target == names.get(member)
     }
+
+
+def _platform_of(wheel: Path, lock: Lock) -> str:
+    """Return the lock's platform that *wheel* is for, by its tags."""
+    tags = ".".join(parse_name(wheel.name).tags)
+    for platform in lock.wheels:
+        if tags.endswith(platform):
+            return platform
+    raise WheelError(
+        f"{wheel.name} cannot be audited",
+        because="the lock has no wheel for its platform",
+        next_step=f"the lock has wheels for: {', '.join(lock.wheels)}",
+    )
+
+
+def _job_of(
+    wheel: Path, target: TargetOptions, open_job: Callable[[TargetOptions], Job]
+) -> tuple[Job, str, KernelsRecord | None]:
+    """Return the job that may have built *wheel*, the version to expect, and its own record of kernels.
+
+    That record only selects a job of this checkout; no check relies on it.
+    """
+    try:
+        record = kernels_of(wheel)
+    except (ArchiveError, WheelError):
+        record = None  # the audit reports the damage
+    if record is None:
+        job = open_job(replace(target, kernels="upstream", arch=""))
+        return job, job.version, None
+    job = open_job(replace(target, kernels="native", arch=target.arch or record.arch))
+    extensions = require(job.native).extensions
+    stock = {name for name, spec in extensions.items() if spec.member in record.reasons}
+    attested = {name for name, spec in extensions.items() if spec.member in record.attested}
+    return job, native_version(job, stock, len(record.compiled), attested), record
+
+
+def expectation_of(
+    wheel: Path, options: TargetOptions, lock: Lock, open_job: Callable[[TargetOptions], Job]
+) -> Expectation:
+    """Return what *wheel* is compared with: the merge too, if it is of this checkout's build spec.
+
+    Args:
+        wheel: the file.
+        options: of its target; the platform is the one that *wheel* is for.
+        lock: of its series.
+        open_job: opens the job of a target.
+
+    Raises:
+        WheelError: the lock has no wheel for its platform.
+    """
+    target = replace(options, platform=_platform_of(wheel, lock))
+    job, version, stated = _job_of(wheel, target, open_job)
+    compiled = found_compiled(job, stated)
+    if parse_name(wheel.name).version != version:
+        return expectation(job, None, arch=target.arch, compiled=compiled)
+    state = merged_again(job)
+    record = expected_record(job, state, version, stated)
+    report = require(state.report)
+    return expectation(
+        job,
+        job.changes(report),
+        version,
+        arch=target.arch,
+        record=record,
+        python=job.python(report),
+        links=job.links(report),
+        compiled=compiled,
+    )
