@@ -338,19 +338,6 @@ class TestLock:
         assert (pinned.root / "upstream.lock").read_text() == before
 
 
-def test_another_patchset(world: World) -> None:
-    """A second patchset is a point of its own, with a version of its own."""
-    text = (world.root / "patchsets" / "spark.toml").read_text()
-    other = text.replace('"spark"', '"lean"').replace('"clamp", ', "")
-    (world.root / "patchsets" / "lean.toml").write_text(other)
-    one = world.good("wheel", "--json").json
-    two = world.good("wheel", "--json", "--patchset", "lean").json
-    assert "+lean." in two["version"]
-    assert [carry["name"] for carry in two["carries"]] == ["align"]
-    assert one["sha256"] != two["sha256"]
-    assert len(world.wheels) == 2
-
-
 class TestPatchset:
     def test_a_working_state_says_so_and_one_command_counts_it(self, world: World) -> None:
         plan = world.good("wheel", "--plan", "--json").json
@@ -375,7 +362,3 @@ class TestPatchset:
         assert released["version"] == working["version"].replace("+spark.0.", "+spark.1.")
         assert released["point"] == working["point"]
         assert len(world.wheels) == 2
-
-    def test_an_unknown_patchset(self, world: World) -> None:
-        ran = world.call("patchset", "bump", "--patchset", "spork")
-        assert (ran.status, "'spark'" in ran.err) == (12, True)
