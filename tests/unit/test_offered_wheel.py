@@ -7,8 +7,8 @@ import pytest
 from channel_kit import small_wheel
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.cli import offered
 from sparkwright.cli.service import _wheel
+from sparkwright.engine import offered
 from sparkwright.engine.offered import built_wheel, is_present, present_specs
 from sparkwright.pipeline import open_checkout
 from sparkwright.pipeline.checkout import Checkout
