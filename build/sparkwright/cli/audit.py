@@ -61,7 +61,9 @@ def command(
     """
     if provenance:
         statements = [json.loads(provenance_of(wheel)) for wheel in wheels]
-        return Result(statements if statements[1:] else statements[0], [json.dumps(statements, indent=1)])
+        return Result(
+            statements if statements[1:] else statements[0], [json.dumps(one, indent=1) for one in statements]
+        )
     options = TargetOptions(patchset=patchset, source=source, arch=arch)
     reports = [_audited(session, wheel, options) for wheel in wheels]
     for report in reports:

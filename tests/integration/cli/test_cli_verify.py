@@ -22,8 +22,8 @@ from wheelkit import plain_wheel
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import PreflightError
-from sparkwright.cli import offered
 from sparkwright.cli.main import main
+from sparkwright.engine import offered
 from sparkwright.engine.environment import OfferedWheel
 from sparkwright.engine.offered import built_wheel
 
