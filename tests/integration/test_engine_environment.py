@@ -24,8 +24,7 @@ from sparkwright.engine.installed import read_installed
 from sparkwright.engine.runtime import find_runtime, locked_requirements, requirements_of, resolve_runtime
 from sparkwright.lock.runtime import format_runtime, parse_runtime, read_runtime
 from sparkwright.publish import publish, wheels_in
-from sparkwright.publish.index import describe
-from sparkwright.publish.runtimes import runtime_page, runtimes_in
+from sparkwright.publish.index import describe, runtime_page, runtimes_in
 from sparkwright.recipes import Recipe
 from sparkwright.store import Store
 from sparkwright.store.prune import PruneLimits, prune

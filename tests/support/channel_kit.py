@@ -14,7 +14,7 @@ from sparkwright.publish.channel import ChannelState
 from sparkwright.publish.evidence import attach, require_evidence
 from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.index import describe
-from sparkwright.publish.keys import load_publisher, published_root
+from sparkwright.publish.keys import published_root
 from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.promote import ChannelPublisher
 from sparkwright.publish.target import Mirror, Target
@@ -86,10 +86,7 @@ class ChannelWorld:
     def publisher(self, target: Target | None = None, *, adopt: bool = False) -> ChannelPublisher:
         """Return a publisher of this world."""
         target = target or FolderTarget(self.published)
-        return ChannelPublisher(
-            target, lambda channel: load_publisher(self.home_of(channel)), self.publishers, adopt,
-            patience_s=5.0,
-        )  # fmt: skip
+        return ChannelPublisher(target, self.publishers, adopt, patience_s=5.0)
 
     def wheel(self, version: str) -> Path:
         """Return the wheel of *version* with one audit; asking again changes neither."""

@@ -28,6 +28,7 @@ from sparkwright.base.errors import (
     UploadError,
 )
 from sparkwright.publish.folder_target import FolderTarget
+from sparkwright.publish.keys import load_publisher
 from sparkwright.publish.repository import signed_metadata
 from sparkwright.publish.trust import place_of
 from sparkwright.publish.verification import require_listed
@@ -293,8 +294,8 @@ def sign(world: ChannelWorld, change: Callable[[dict[str, object]], object]) -> 
         payload = b""
 
     Changed.payload = json.dumps(payload).encode()
-    signer = world.publisher().keys("nightly").signer
-    metadata = signed_metadata(Changed, now().replace(microsecond=0) + timedelta(days=9), 4, [signer])
+    signer = load_publisher(world.home).signer
+    metadata = signed_metadata(Changed, now().replace(microsecond=0) + timedelta(days=9), 4, signer)
     folder = world.published / "channels/nightly"
     (folder / f"states/{hashlib.sha256(Changed.payload).hexdigest()}.json").write_bytes(Changed.payload)
     for role in ("targets", "snapshot"):

@@ -18,7 +18,7 @@ from sparkwright.base.errors import (
 )
 from sparkwright.publish import keys
 from sparkwright.publish.folder_target import FolderTarget
-from sparkwright.publish.keys import ChannelKeys, allow_identity, load_publisher, rotate_key
+from sparkwright.publish.keys import ChannelKeys, load_publisher, rotate_key
 from sparkwright.publish.repository import signed_metadata
 from sparkwright.publish.roots import ChannelRoot
 from sparkwright.publish.verification import verify_channel
@@ -34,7 +34,7 @@ def world(tmp_path: Path) -> ChannelWorld:
 
 
 def key_of(world: ChannelWorld) -> str:
-    return load_publisher(world.home).signer_name
+    return load_publisher(world.home).id
 
 
 def key_file(world: ChannelWorld) -> Path:
@@ -45,7 +45,7 @@ def forge(world: ChannelWorld, stolen: ChannelKeys, version: int = 9) -> None:
     """Let who has *stolen* keys publish the present state again."""
     state = world.verify().state
     expires = now().replace(microsecond=0) + timedelta(days=9)
-    metadata = signed_metadata(state, expires, version, [stolen.signer])
+    metadata = signed_metadata(state, expires, version, stolen.signer)
     for role, data in metadata.items():
         name = "timestamp.json" if role == "timestamp" else f"{version}.{role}.json"
         (world.published / "channels/nightly" / name).write_bytes(data)
@@ -57,7 +57,7 @@ def forge(world: ChannelWorld, stolen: ChannelKeys, version: int = 9) -> None:
 def test_a_key_is_made_once_and_only_its_owner_can_read_it(world: ChannelWorld) -> None:
     assert key_file(world).stat().st_mode & 0o777 == 0o600
     assert world.home.stat().st_mode & 0o777 == 0o700
-    assert load_publisher(world.home).signer_name == key_of(world)
+    assert load_publisher(world.home).id == key_of(world)
     assert sorted(path.name for path in world.home.iterdir()) == sorted(
         [".lock", "1.root.json", key_file(world).name]
     )
@@ -206,17 +206,6 @@ def test_a_thief_who_counts_ahead_locks_nobody_out(world: ChannelWorld) -> None:
         world.verify()
 
 
-def test_an_identity_is_revoked(world: ChannelWorld) -> None:
-    words = (world.home, "https://example.org/w", "https://issuer")
-    root = allow_identity(*words).root
-    (identity,) = set(root.keys("timestamp")) - {key_of(world)}
-    after = allow_identity(*words, revoke="the workflow was changed").root
-    assert after.version == 3
-    assert list(after.root.keys) == [key_of(world)]
-    assert after.former[identity].endswith("the workflow was changed")
-    assert allow_identity(*words, revoke="again").root.version == 3
-
-
 def test_a_mirror_that_hides_a_root_is_noticed(world: ChannelWorld) -> None:
     rotate_key(world.home, revoke="stolen")
     world.promote("2")
@@ -297,10 +286,6 @@ def test_a_second_split_leaves_the_key_of_the_first_alone(world: ChannelWorld) -
     with pytest.raises(PublishError, match="may be the only copy of another key"):
         rotate_key(world.home, split=offline)
     assert offline.read_bytes() == kept
-    with pytest.raises(UntrustedKeyError, match="may not sign roots"):
-        allow_identity(world.home, "https://example.org/w", "https://issuer")
-    root = allow_identity(world.home, "https://example.org/w", "https://issuer", roots_key=offline).root
-    assert len(root.keys("timestamp")) == 2
 
 
 def test_a_copy_of_the_key_of_another_channel_signs_nothing(world: ChannelWorld) -> None:
@@ -360,17 +345,7 @@ def test_a_publisher_on_a_new_machine_is_shown_the_way_on(
     assert world.verify().state == renewed
 
 
-# Identities and secrets -----------------------------------------------------------------------------
-
-
-def test_an_identity_is_added_to_the_root(world: ChannelWorld) -> None:
-    allow_identity(world.home, "https://example.org/workflow@refs/heads/main", "https://issuer.example.org")
-    found = allow_identity(
-        world.home, "https://example.org/workflow@refs/heads/main", "https://issuer.example.org"
-    )
-    assert found.root.version == 2
-    assert len(found.root.keys("timestamp")) == 2
-    assert len(found.root.keys("root")) == 1
+# Secrets ------------------------------------------------------------------------------------------
 
 
 def test_private_keys_are_in_nothing_that_is_published(world: ChannelWorld) -> None:

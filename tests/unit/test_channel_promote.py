@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 from dataclasses import replace
@@ -13,6 +12,7 @@ import wheelkit
 from channel_kit import POLICY, ChannelWorld, now, small_wheel
 from kit import Recorder
 
+from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import (
     LostRaceError,
     PublishError,
@@ -22,10 +22,9 @@ from sparkwright.base.errors import (
     UntrustedKeyError,
 )
 from sparkwright.publish import lease
-from sparkwright.publish.candidate import Candidate, gather
+from sparkwright.publish.candidate import Candidate
 from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.index import describe
-from sparkwright.publish.provenance import STATEMENT, SUFFIX
 
 
 @pytest.fixture
@@ -83,22 +82,16 @@ def test_a_wheel_is_signed_with_the_evidence_that_it_came_by(world: ChannelWorld
     assert (world.published / path).read_bytes() == made.read_bytes()
 
 
-def test_provenance_is_of_its_wheel(world: ChannelWorld, tmp_path: Path) -> None:
+def test_provenance_is_published_beside_its_wheel(world: ChannelWorld) -> None:
     path = world.wheel("1")
-    beside = path.with_name(path.name + SUFFIX)
-
-    def gathered() -> Candidate:
-        return gather(path, "nightly", POLICY, world.dist / "evidence", tmp_path)
-
-    for sha256 in ("0" * 64, wheelkit.sha256(path)):
-        subject = [{"name": path.name, "digest": {"sha256": sha256}}]
-        beside.write_text(json.dumps({"_type": STATEMENT, "subject": subject, "predicateType": "x"}))
-        if sha256 == "0" * 64:
-            with pytest.raises(PublishError, match="is not about the wheel beside it"):
-                gathered()
-    (file,) = world.publisher().promote("nightly", gathered(), POLICY, now()).files
-    assert file.provenance == wheelkit.sha256(beside)
-    assert world.verify().state.files == (file,)
+    candidate = Candidate(path, describe(path)[0], provenance=b"{}")
+    (file,) = world.publisher().promote("nightly", candidate, POLICY, now()).files
+    (beside,) = world.published.rglob("provenance/*")
+    assert (file.provenance, beside.read_bytes()) == (sha256_bytes(b"{}"), b"{}")
+    world.verify()
+    beside.write_bytes(b"[]")
+    with pytest.raises(TamperedError, match="the provenance of vllm-1"):
+        world.verify()
 
 
 def test_other_bytes_under_a_listed_name_are_refused(world: ChannelWorld) -> None:

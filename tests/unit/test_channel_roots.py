@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 from channel_kit import POLICY, ChannelWorld, now
-from securesystemslib.signer import Signature
 from tuf.api.metadata import Metadata
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import SignatureError, UntrustedKeyError
 from sparkwright.publish.folder_target import FolderTarget
-from sparkwright.publish.identities import IdentityKey
-from sparkwright.publish.keys import allow_identity, load_publisher, rotate_key
+from sparkwright.publish.keys import load_publisher, rotate_key
 from sparkwright.publish.roots import OURS, ChannelRoot, read_root
 from sparkwright.publish.trust import place_of
 
@@ -192,30 +190,3 @@ def test_a_stolen_key_of_one_channel_neither_moves_nor_blocks_another(
     assert world.verify("stable").state.generation == 1
     world.promote("2", "stable", publisher=world.publisher(adopt=True))
     assert world.verify("stable").state.generation == 2
-
-
-# Identities ----------------------------------------------------------------------------------------
-
-
-def test_an_identity_that_may_sign_channels_signs_no_root(
-    world: ChannelWorld, thief: ChannelWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Whoever can run the allowed workflow makes a root with a key of their own; sigstore's check is good."""
-    root = allow_identity(world.home, "https://example.org/w@refs/heads/main", "https://issuer").root
-    world.publisher().renew("nightly", POLICY, now())
-    monkeypatch.setattr(IdentityKey, "verify_signature", lambda *_: None)
-    (identity,) = (key for key in root.keys("timestamp") if key not in root.keys("root"))
-    evil = copy.deepcopy(root.root)
-    evil.version += 1
-    own = load_publisher(thief.home).signer
-    for role in ROLES:
-        evil.add_key(own.public_key, role)
-    metadata = Metadata(evil)
-    metadata.sign(own)
-    metadata.signatures[identity] = Signature(identity, "ab", {"bundle": {}})
-    with pytest.raises(UntrustedKeyError, match="may not sign roots"):
-        read_root(metadata.to_bytes(), "3.root.json", root)
-    assert world.verify().root.version == 2
-    (world.published / "channels/nightly/3.root.json").write_bytes(metadata.to_bytes())
-    with pytest.raises(UntrustedKeyError):
-        world.verify()

@@ -75,9 +75,6 @@ def test_a_renewed_channel_keeps_it(world: ChannelWorld) -> None:
 def test_the_file_beside_a_wheel_is_taken_if_it_is_of_it(world: ChannelWorld, tmp_path: Path) -> None:
     wheel = world.wheel(VERSION)
     entry, _ = describe(wheel)
-    wheel.with_name(f"{wheel.name}.provenance.json").write_text(
-        f'{{"subject": [{{"digest": {{"sha256": "{entry.sha256}"}}}}]}}'
-    )
 
     def taken() -> bytes:
         return gather(wheel, "nightly", POLICY, world.dist / "evidence", tmp_path).runtime

@@ -16,12 +16,6 @@ from sparkwright.publish.keys import ChannelKeys
 from sparkwright.publish.roots import ChannelRoot
 
 _NAME = click.argument("channel", metavar="NAME")
-_ROOTS_KEY = click.option(
-    "--roots-key",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="The key that 'rotate --split' moved away, where this machine's may not sign roots.",
-)
-_REVOKE = click.option("--revoke", default="", metavar="REASON", help="Trust it no more; readers see why.")
 
 
 @click.group("key", cls=Group)
@@ -41,37 +35,26 @@ def show(channel: str, *, as_json: bool) -> None:
 
 @key.command("rotate")
 @_NAME
-@_REVOKE
+@click.option("--revoke", default="", metavar="REASON", help="It may have been stolen; readers see it.")
 @click.option(
     "--split",
     type=click.Path(path_type=Path),
     metavar="FILE",
     help="Move the present key to FILE, to be kept offline: it signs roots only, the new one generations.",
 )
-@_ROOTS_KEY
+@click.option(
+    "--roots-key",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="The key that --split moved away, where this machine's may not sign roots, or is lost.",
+)
 @takes("as_json")
 def rotate(channel: str, *, split: Path | None, as_json: bool, **options: Any) -> None:
-    """Replace this machine's key for channel NAME by a new one; --revoke says why, if it may be stolen."""
+    """Replace this machine's key for channel NAME by a new one, which the present one signs."""
     from sparkwright.publish.keys import rotate_key
 
     if split is not None and any(options.values()):
         raise click.UsageError("--split excludes --revoke and --roots-key.")
     _show(rotate_key(_home(channel), split=split, **options), as_json=as_json, changed=True)
-
-
-@key.command("allow")
-@_NAME
-@click.argument("identity")
-@click.option("--issuer", required=True, help="The issuer of its tokens.")
-@_REVOKE
-@_ROOTS_KEY
-@takes("as_json")
-def allow(channel: str, identity: str, *, as_json: bool, **options: Any) -> None:
-    """Trust generations of channel NAME that sigstore signed for IDENTITY, such as one CI workflow."""
-    from sparkwright.publish.keys import allow_identity
-
-    keys = allow_identity(_home(channel, new=not options["revoke"]), identity, **options)
-    _show(keys, as_json=as_json, changed=True)
 
 
 @key.command("pin")
@@ -120,29 +103,22 @@ def _described(root: ChannelRoot) -> dict[str, Any]:
 
 def _show(keys: ChannelKeys, *, as_json: bool, changed: bool = False) -> None:
     from sparkwright.base.digests import sha256_bytes
-    from sparkwright.publish.roots import ONLINE, name_of
 
-    root, own = keys.root, keys.signer.public_key.keyid
-    digest = sha256_bytes(root.data)
-    trusted = {
-        key_id: [role for role in ("root", *ONLINE) if key_id in root.keys(role)] for key_id in root.root.keys
+    root, digest = keys.root, sha256_bytes(keys.root.data)
+    signs = {
+        one: [role for role, of in root.root.roles.items() if one in of.keyids] for one in root.root.keys
     }
     if as_json:
-        listed = [
-            {"id": key_id, "name": name_of(root.root.keys[key_id]), "signs": roles}
-            for key_id, roles in trusted.items()
-        ]
-        told = {"key": own, "keys": listed, "former": root.former, "digest": digest}
+        told = {"key": keys.id, "keys": signs, "former": root.former, "digest": digest}
         print_json({**_described(root), **told})
         return
     click.echo(f"channel   {root.channel}")
     click.echo(f"root      version {root.version} of {root.written}, {keys.files[-1]}")
     click.echo(f"readers   sparkwright channel key pin ADDRESS --digest {digest}")
     rows = [
-        (name_of(key)[:80], " ".join(trusted[key_id]), "this machine's" if key_id == own else "")
-        for key_id, key in root.root.keys.items()
+        (one, " ".join(roles), "this machine's" if one == keys.id else "") for one, roles in signs.items()
     ]
-    rows += [(key_id[:16], "nothing", told) for key_id, told in root.former.items()]
+    rows += [(one[:16], "nothing", told) for one, told in root.former.items()]
     show_table(("key", "signs", ""), rows)
     if changed:
         click.echo(f"next      sparkwright channel renew {root.channel}: readers get the new root with it")

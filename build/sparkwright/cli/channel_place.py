@@ -27,15 +27,6 @@ target_option = click.option(
     metavar="ADDRESS",
     help="A folder, file:// or s3://; the folder published/ beside the wheels by default.",
 )
-_SIGN = click.option(
-    "--sign",
-    "mode",
-    type=click.Choice(["local", "sigstore"]),
-    default="local",
-    show_default=True,
-    envvar="SPARKWRIGHT_SIGN",
-    help="By this machine's key for the channel, or by a CI job's identity.",
-)
 _ADOPT = click.option(
     "--adopt",
     is_flag=True,
@@ -44,14 +35,16 @@ _ADOPT = click.option(
 
 
 def signing_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Add ``--target``, ``--sign`` and ``--adopt``; *function* gets a ``publisher`` in their place."""
+    """Add ``--target`` and ``--adopt``; *function* gets a ``publisher`` in their place."""
 
     @functools.wraps(function)
-    def wrapper(session: Session, *, target: str, mode: str, adopt: bool, **arguments: Any) -> R:
-        place = open_place(session.checkout.folder, target)
-        return function(session, publisher=_publisher(place, mode, adopt=adopt), **arguments)
+    def wrapper(session: Session, *, target: str, adopt: bool, **arguments: Any) -> R:
+        from sparkwright.publish.trust import default_trust
 
-    for option in (_ADOPT, _SIGN, target_option):
+        publisher = ChannelPublisher(open_place(session.checkout.folder, target), default_trust(), adopt)
+        return function(session, publisher=publisher, **arguments)
+
+    for option in (_ADOPT, target_option):
         wrapper = option(wrapper)
     return wrapper
 
@@ -77,27 +70,6 @@ def open_place(root: Path, address: str) -> Target:
     from sparkwright.publish.addresses import open_target
 
     return open_target(address or str(dist_folder(root).absolute() / "published"))
-
-
-def _publisher(target: Target, mode: str, *, adopt: bool) -> ChannelPublisher:
-    """Return the publisher that the options describe; a channel's key is made on first use."""
-    from sparkwright.publish.keys import ChannelKeys, load_publisher
-    from sparkwright.publish.repository import read_channel
-    from sparkwright.publish.trust import default_trust, place_of
-
-    trust = default_trust()
-
-    def by_identity(channel: str) -> ChannelKeys:
-        from sparkwright.publish.identities import identity_signer
-
-        root = read_channel(target.read, channel, trust, place_of(target, channel)).root
-        assert root is not None  # noqa: S101 - it was verified
-        return ChannelKeys(identity_signer(root.keys("timestamp").values()), root)
-
-    def by_key(channel: str) -> ChannelKeys:
-        return load_publisher(trust.publisher / channel)
-
-    return ChannelPublisher(target, by_identity if mode == "sigstore" else by_key, trust, adopt)
 
 
 def policy_of(session: Session, channel: str) -> ChannelPolicy:

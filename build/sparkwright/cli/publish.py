@@ -13,7 +13,7 @@ from sparkwright.cli.runtime import install_command
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.companion.package import is_companion
 from sparkwright.publish import dist_folder, publish, wheels_in
-from sparkwright.publish.runtimes import runtimes_in
+from sparkwright.publish.index import runtimes_in
 
 
 @click.command("publish", cls=Command)

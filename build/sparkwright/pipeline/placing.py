@@ -73,7 +73,7 @@ class Publish:
 
 def _runtimes(job: Job) -> dict[str, LockedRuntime]:
     """Return the locked runtimes of the checkout, by file name."""
-    from sparkwright.publish.runtimes import runtimes_in
+    from sparkwright.publish.index import runtimes_in
 
     return runtimes_in(job.checkout.patchsets)
 

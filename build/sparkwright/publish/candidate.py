@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkwright.base.errors import PublishError
+from sparkwright.base.errors import PublishError, WheelError
 from sparkwright.base.events import warn
 from sparkwright.lock.runtime import beside, parse_runtime
 from sparkwright.publish.evidence import FoundEvidence, require_evidence, stated_series
-from sparkwright.publish.index import describe
+from sparkwright.publish.index import describe, runtime_page, runtimes_in
 from sparkwright.publish.pages import PublishedFile
 from sparkwright.publish.policy import ChannelPolicy
-from sparkwright.publish.provenance import SUFFIX, provenance_of
-from sparkwright.publish.runtimes import runtime_page, runtimes_in
+from sparkwright.publish.provenance import provenance_of
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,7 @@ class Candidate:
     Attributes:
         file: what it is.
         evidence: by which it is accepted.
-        provenance: an in-toto statement about it; empty for none.
+        provenance: an in-toto statement of what it was made from; empty for none.
         runtime: its locked runtime; empty for none.
     """
 
@@ -39,7 +38,7 @@ def gather(wheel: Path, channel: str, policy: ChannelPolicy, evidence: Path, pat
     """Return *wheel* with its evidence, provenance and runtime, as *policy* requires.
 
     Args:
-        wheel: the wheel; a statement or a runtime that lies beside it is taken.
+        wheel: the wheel; a runtime that lies beside it is taken.
         channel: the channel, for errors.
         policy: the channel's.
         evidence: the folder with the evidence of all wheels.
@@ -47,7 +46,7 @@ def gather(wheel: Path, channel: str, policy: ChannelPolicy, evidence: Path, pat
 
     Raises:
         MissingEvidenceError: evidence is missing; the error names the command for each kind.
-        PublishError: what lies beside the wheel is not about it, or the wheel cannot be published.
+        PublishError: the runtime beside the wheel is of another one, or the wheel cannot be published.
         ConfigError: a runtime does not follow its format.
     """
     file, _ = describe(wheel)
@@ -59,31 +58,10 @@ def gather(wheel: Path, channel: str, policy: ChannelPolicy, evidence: Path, pat
             f"{wheel.name} is promoted without a locked runtime: outside a checkout it is served unlocked",
             next_step=f"sparkwright lock runtime --series {stated_series(wheel)}, then promote it again",
         )
-    return Candidate(wheel, file, found, _provenance(wheel, file), runtime)
-
-
-def _provenance(wheel: Path, file: PublishedFile) -> bytes:
-    """Return the statement beside *wheel*, which may name its builder, or the one that its record gives.
-
-    Raises:
-        PublishError: it is no in-toto statement, or not about this wheel alone.
-    """
-    path = wheel.with_name(f"{wheel.name}{SUFFIX}")
-    if not path.is_file():
-        return provenance_of(wheel, sha256=file.sha256)
-    data = path.read_bytes()
-    try:
-        about = [one["digest"]["sha256"] for one in json.loads(data)["subject"]]
-    except (ValueError, TypeError, KeyError) as error:
-        raise PublishError(f"{path} is no in-toto statement", because=repr(error)) from error
-    if about != [file.sha256]:
-        raise PublishError(
-            f"{path} is not about the wheel beside it",
-            because=f"the wheel's SHA-256 is {file.sha256}, its subject's "
-            f"{', '.join(map(str, about)) or 'none'}",
-            next_step="remove it: without one, the statement is made of the wheel",
-        )
-    return data
+    provenance = b""
+    with contextlib.suppress(WheelError):  # a wheel without a record, which only a lax policy accepts
+        provenance = provenance_of(wheel, sha256=file.sha256)
+    return Candidate(wheel, file, found, provenance, runtime)
 
 
 def _runtime(wheel: Path, file: PublishedFile, patchsets: Path) -> bytes:

@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -19,9 +19,16 @@ from sparkwright.base.config import decode_json
 from sparkwright.base.digests import sha256_bytes, sha256_file, to_json
 from sparkwright.base.errors import PublishError
 from sparkwright.base.events import emit, warn
-from sparkwright.lock.runtime import SUFFIX, LockedRuntime
+from sparkwright.lock.runtime import (
+    SUFFIX,
+    LockedPackage,
+    LockedRuntime,
+    format_runtime,
+    read_runtime,
+    runtime_name,
+)
 from sparkwright.publish.pages import SERIES, PublishedFile, all_pages
-from sparkwright.publish.runtimes import runtime_page
+from sparkwright.publish.series import series_of
 from sparkwright.store import atomic_file, hold, storing, write_atomically
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.checks import is_ours
@@ -113,6 +120,30 @@ def publish(
             _write_written(folder, digests_of_pages)
     emit("index.published", folder=str(folder), files=len(files), written=len(written), removed=len(removed))
     return PublishedIndex(folder, tuple(files), written, removed)
+
+
+def runtimes_in(patchsets: Path) -> dict[str, LockedRuntime]:
+    """Return the locked runtimes in a folder of patchsets, by file name.
+
+    Raises:
+        ConfigError: one does not follow its format.
+    """
+    return {path.name: read_runtime(path) for path in sorted(patchsets.glob(f"*{SUFFIX}"))}
+
+
+def runtime_page(file: PublishedFile, runtimes: Mapping[str, LockedRuntime]) -> tuple[str, bytes] | None:
+    """Return name and content of the requirements beside the wheel *file*; `None` without a runtime.
+
+    They hold the wheel itself by its digest, and everything that its series runs with on its machine.
+    """
+    machine = parse_name(file.filename).machine
+    runtime = runtimes.get(runtime_name(series_of(file.version), machine))
+    if runtime is None or file.project != "vllm":
+        return None
+    own = LockedPackage(file.project, file.version, "", (file.sha256,))
+    whole = replace(runtime, packages=(own, *runtime.packages))
+    text = format_runtime(whole, release=file.version, machine=machine)
+    return f"{file.filename.removesuffix('.whl')}{SUFFIX}", text.encode()
 
 
 def require_plain(wheels: Sequence[Path]) -> None:

@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING
 from sparkwright.base.errors import PublishError, SignatureError, UntrustedKeyError
 from sparkwright.base.events import emit, warn
 from sparkwright.publish.channel import stamp
-from sparkwright.publish.roots import ONLINE, OURS, ChannelRoot, name_of, read_root, root_name
+from sparkwright.publish.roots import ONLINE, OURS, ChannelRoot, read_root, root_name
 from sparkwright.store import atomic_file, hold, storing, write_atomically
 
 if TYPE_CHECKING:
-    from securesystemslib.signer import CryptoSigner, Signer
+    from securesystemslib.signer import CryptoSigner
     from tuf.api.metadata import Root
 
 _READABLE_BY_OTHERS = stat.S_IRWXG | stat.S_IRWXO
@@ -40,18 +40,18 @@ class ChannelKeys:
 
     Attributes:
         signer: signs generations.
-        root: the newest version of the root that this machine knows.
-        files: all versions of it, to be published beside the channel; none if they are there.
+        root: the newest version of the root.
+        files: all versions of it, to be published beside the channel.
     """
 
-    signer: Signer
+    signer: CryptoSigner
     root: ChannelRoot
-    files: tuple[Path, ...] = ()
+    files: tuple[Path, ...]
 
     @property
-    def signer_name(self) -> str:
-        """The name of the signer, for people."""
-        return name_of(self.signer.public_key)
+    def id(self) -> str:
+        """The id of the key."""
+        return str(self.signer.public_key.keyid)
 
 
 def publisher_home() -> Path:
@@ -123,7 +123,7 @@ def rotate_key(
         StorageError: the disk is full or cannot be written.
     """
     before, key, now = published_root(home) or load_publisher(home).root, _new_key(), stamp(datetime.now(UTC))
-    old = next(one for one, found in before.keys("timestamp").items() if "identity" not in found.keyval)
+    (old,) = before.keys("timestamp")
     present = None if roots_key else _read_key(home / f"{old}.pem")
     if split is not None and split.exists() and split.read_bytes() != (present and present.private_bytes):
         raise PublishError(
@@ -145,39 +145,6 @@ def rotate_key(
         _write_root(home, before, root, [signing, key], {} if split is not None else {old: told})
         (home / f"{old}.pem").unlink(missing_ok=True)
     emit("key.rotated", old=old, new=key.public_key.keyid, revoked=bool(revoke))
-    return load_publisher(home)
-
-
-def allow_identity(
-    home: Path, identity: str, issuer: str, *, revoke: str = "", roots_key: Path | None = None
-) -> ChannelKeys:
-    """Trust generations that sigstore signed for *identity*, such as one workflow of one repository, or stop.
-
-    Args:
-        home: the channel's folder.
-        identity: as the certificate names it.
-        issuer: of its tokens.
-        revoke: the reason for which it is trusted no more, which readers see; empty to trust it.
-        roots_key: private key that signs the root, where the present one may not.
-
-    Raises:
-        UntrustedKeyError: the key that is to sign may not sign roots.
-    """
-    from sparkwright.publish.identities import identity_key
-
-    before, key = load_publisher(home), identity_key(identity, issuer)
-    if (key.keyid in before.root.keys("timestamp")) == (not revoke):
-        return before
-    root = copy.deepcopy(before.root.root)
-    for role in ONLINE:
-        if revoke:
-            root.revoke_key(key.keyid, role)
-        else:
-            root.add_key(key, role)
-    former = {key.keyid: f"was revoked on {stamp(datetime.now(UTC))}: {revoke}"} if revoke else {}
-    signing = _read_key(roots_key or home / f"{before.signer.public_key.keyid}.pem")
-    with _locked(home):
-        _write_root(home, before.root, root, [signing], former)
     return load_publisher(home)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from sparkwright.base.errors import UnknownNameError
@@ -31,15 +32,36 @@ class ChannelOffer:
     """The newest wheel of a verified channel, and what it is served with.
 
     Attributes:
-        wheel: the wheel, with the bytes that were signed.
-        runtime: its locked runtime, likewise; `None` if it was promoted without one.
         state: the channel's generation.
+        chosen: the wheel's entry.
+        store: where fetched files go.
+        mirror: the copy of the target.
+        settings: how to reach addresses.
     """
 
-    wheel: Path
-    runtime: Path | None
     state: ChannelState
-    _fetching: _Fetching
+    chosen: ListedWheel
+    store: Store
+    mirror: Mirror
+    settings: IndexSettings
+
+    @cached_property
+    def wheel(self) -> Path:
+        """The wheel, with the bytes that were signed."""
+        return self._fetched(self.chosen)
+
+    @cached_property
+    def runtime(self) -> Path | None:
+        """Its locked runtime, likewise; `None` if it was promoted without one."""
+        if not self.chosen.runtime:
+            return None
+        name = self.chosen.runtime_path.rpartition("/")[2]
+        if self.store.find_intact(self.chosen.runtime) is None:
+            data = signed_runtime(self.mirror, self.chosen)
+            with self.store.scratch() as scratch:
+                (scratch / name).write_bytes(data)
+                self.store.adopt_file(scratch / name, self.chosen.runtime)
+        return self.store.named_file(self.chosen.runtime, name)
 
     def companion(self, recipe: str, flashinfer: str, target: Target) -> FoundCompanion | None:
         """Return the companion of the channel with most kernels of a recipe; `None` if none has any.
@@ -52,18 +74,27 @@ class ChannelOffer:
         Raises:
             TamperedError, FetchError: see `open_channel`.
         """
-        of_it = [
-            file
+        offered = [
+            self._fetched(file)
             for file in self.state.offered
             if _is_for(file, target) and file.version.partition("+")[0] == flashinfer
         ]
-        offered = [self._fetching.wheel(file) for file in of_it]
         return companion_of_recipe(offered, recipe, flashinfer, target)
+
+    def _fetched(self, file: ListedWheel) -> Path:
+        """Return a wheel with the bytes that were signed, as a copy: others may write to a folder."""
+        artifact = Artifact(filename=file.filename, sha256=file.sha256, size=file.size)
+        if isinstance(self.mirror, FolderTarget):
+            adopt_copy(self.store, self.mirror.folder / file.path, artifact)
+        else:
+            assert isinstance(self.mirror, HttpMirror)  # noqa: S101 - there are two kinds
+            address = file.url or self.mirror.address(file.path)
+            fetch_artifact(self.store, artifact, self.settings, address=address)
+        return self.store.named_file(file.sha256, file.filename)
 
 
 def _is_for(file: ListedWheel, target: Target) -> bool:
-    name = parse_name(file.filename)
-    local = file.version.partition("+")[2]
+    name, local = parse_name(file.filename), file.version.partition("+")[2]
     return (
         file.project == COMPANION
         and name.machine == target.machine
@@ -96,51 +127,7 @@ def open_channel(
     mirror, channel = open_mirror(place, settings)
     # The digest of the wheel is checked when it is fetched.
     state = verify_channel(mirror, channel, trust, wheels="none").state
-    chosen = newest_fitting(state, machine, *series)
-    fetching = _Fetching(store, mirror, settings)
-    return ChannelOffer(fetching.wheel(chosen), fetching.runtime(chosen), state, fetching)
-
-
-@dataclass(frozen=True)
-class _Fetching:
-    """Brings files of a verified channel to this machine.
-
-    Attributes:
-        store: where fetched files go.
-        mirror: the copy of the target.
-        settings: how to reach addresses.
-    """
-
-    store: Store
-    mirror: Mirror
-    settings: IndexSettings
-
-    def wheel(self, file: ListedWheel) -> Path:
-        """Return a wheel with the bytes that were signed, as a copy: others may write to a folder."""
-        artifact = Artifact(filename=file.filename, sha256=file.sha256, size=file.size)
-        if isinstance(self.mirror, FolderTarget):
-            adopt_copy(self.store, self.mirror.folder / file.path, artifact)
-        else:
-            assert isinstance(self.mirror, HttpMirror)  # noqa: S101 - there are two kinds
-            address = file.url or self.mirror.address(file.path)
-            fetch_artifact(self.store, artifact, self.settings, address=address)
-        return self.store.named_file(file.sha256, file.filename)
-
-    def runtime(self, file: ListedWheel) -> Path | None:
-        """Return the locked runtime of a wheel, a copy in the store; `None` if it has none.
-
-        Raises:
-            TamperedError: it is missing, or its bytes are not those that were signed.
-        """
-        if not file.runtime:
-            return None
-        name = file.runtime_path.rpartition("/")[2]
-        if self.store.find_intact(file.runtime) is None:
-            data = signed_runtime(self.mirror, file)
-            with self.store.scratch() as scratch:
-                (scratch / name).write_bytes(data)
-                self.store.adopt_file(scratch / name, file.runtime)
-        return self.store.named_file(file.runtime, name)
+    return ChannelOffer(state, newest_fitting(state, machine, *series), store, mirror, settings)
 
 
 def signed_runtime(mirror: Mirror, file: ListedWheel) -> bytes:

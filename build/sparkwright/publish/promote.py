@@ -12,7 +12,7 @@ A publisher that dies before 3 leaves unnamed files, which `sparkwright channel 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -36,7 +36,7 @@ from sparkwright.publish.channel import (
     state_path,
 )
 from sparkwright.publish.evidence import stated_series
-from sparkwright.publish.keys import ChannelKeys
+from sparkwright.publish.keys import ChannelKeys, load_publisher
 from sparkwright.publish.lease import Lease
 from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.repository import ReadChannel, read_channel, read_unverified, signed_metadata
@@ -49,15 +49,13 @@ class ChannelPublisher:
     """The means to change the channels of one target.
 
     Attributes:
-        keys: returns what signs a channel.
-        trust: has the roots by which present channels have to be signed, and what was seen before: a pointer
-            that went back is not built upon.
+        trust: has the keys of this machine's channels, the roots by which present ones have to be signed, and
+            what was seen before: a pointer that went back is not built upon.
         adopt: build on a pointer that no trusted key signed.
         patience_s: longest wait for other writers, in seconds.
     """
 
     target: Target
-    keys: Callable[[str], ChannelKeys]
     trust: Trust
     adopt: bool = False
     patience_s: float = 300.0
@@ -283,7 +281,7 @@ class ChannelPublisher:
             action=action,
             files=files,
         )
-        keys = self.keys(channel)
+        keys = load_publisher(self.trust.publisher / channel)
         self._put(state_path(channel, state.digest), state.payload, state.digest)
         deposits = {**(deposits or {}), state_path(channel, state.digest): (state.payload, state.digest)}
         with Lease(self.target, self.patience_s) as lease:
@@ -292,7 +290,7 @@ class ChannelPublisher:
                 if path not in self.target.files(path.rpartition("/")[0]):
                     self._put(path, *content)
             version = self._next_version(channel)
-            metadata = signed_metadata(state, expires, version, [keys.signer])
+            metadata = signed_metadata(state, expires, version, keys.signer)
             for role in ("targets", "snapshot"):
                 self._put(metadata_path(channel, f"{version}.{role}.json"), metadata[role])
             lease.require()
@@ -306,7 +304,7 @@ class ChannelPublisher:
         names = {f"{role}.json": data for role, data in metadata.items()}
         self.trust.remember(place_of(self.target, channel), names, own=metadata["timestamp"])
         emit("channel.changed", channel=channel, generation=state.generation, action=action.kind,
-             detail=action.detail, signer=keys.signer_name)  # fmt: skip
+             detail=action.detail, signer=keys.id)  # fmt: skip
         return state
 
     def _next_version(self, channel: str) -> int:
@@ -320,7 +318,7 @@ class ChannelPublisher:
         own = {metadata_path(channel, path.name): path.read_bytes() for path in keys.files}
         for path in self.target.files(metadata_path(channel, "").rstrip("/")):
             stored = self.target.read(path) if path.endswith(".root.json") else None
-            if stored and own and stored.data != own.get(path):
+            if stored and stored.data != own.get(path):
                 self.target.remove(path)
 
     def _put(self, path: str, content: bytes | Path, sha256: str = "") -> None:

@@ -19,7 +19,6 @@ PREDICATE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "urn:sparkwright:wheel:v1"
 COMPANION_TYPE = "urn:sparkwright:companion:v1"
 BUILDER = "urn:sparkwright:builder:local"
-SUFFIX = ".provenance.json"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 # Kinds of components, by the beginning of their references, that the wheel was made from.
 _INPUTS = ("release", "upstream-wheel", "source:", "package:")

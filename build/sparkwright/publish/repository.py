@@ -8,7 +8,7 @@ reader's check is that of `tuf.ngclient`; what it remembers between calls is in 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -39,7 +39,7 @@ from sparkwright.base.errors import (
     UntrustedKeyError,
 )
 from sparkwright.publish.channel import STATE, ChannelState, decode_state, metadata_path, state_path
-from sparkwright.publish.roots import ONLINE, OURS, ChannelRoot, name_of
+from sparkwright.publish.roots import ONLINE, OURS, ChannelRoot
 from sparkwright.publish.target import Stored, require_signed
 from sparkwright.publish.trust import Trust
 
@@ -49,8 +49,7 @@ if TYPE_CHECKING:
 Read = Callable[[str], Stored | None]
 """Returns the file at a path of a target, or `None`."""
 
-_CONFIG = UpdaterConfig(prefix_targets_with_hash=False, timestamp_max_length=1 << 18)
-"""Signatures of a timestamp may be bundles of sigstore, each of which has a certificate and proofs."""
+_CONFIG = UpdaterConfig(prefix_targets_with_hash=False)
 _ELSEWHERE = "do not install from there; take another mirror"
 _INCOMPLETE = "the mirror may be incomplete; take another one"
 
@@ -81,7 +80,7 @@ class ReadChannel:
         version: of the pointer.
         tag: of the pointer, for replacing it.
         root: the newest root, by which it was verified; `None` if it was not.
-        signer: the name of the key or identity that signed the pointer.
+        signer: the id of the key that signed the pointer.
     """
 
     state: ChannelState
@@ -91,24 +90,21 @@ class ReadChannel:
     signer: str = ""
 
 
-def signed_metadata(
-    state: ChannelState, expires: datetime, version: int, signers: Sequence[Signer]
-) -> dict[str, bytes]:
+def signed_metadata(state: ChannelState, expires: datetime, version: int, signer: Signer) -> dict[str, bytes]:
     """Return targets, snapshot and timestamp of that *version* over *state*, in the order of writing."""
     target = TargetFile.from_data(STATE, state.payload, ["sha256"])
-    targets = _signed(Targets(version, expires=expires, targets={STATE: target}), signers)
+    targets = _signed(Targets(version, expires=expires, targets={STATE: target}), signer)
     snapshot = _signed(
-        Snapshot(version, expires=expires, meta={"targets.json": _listed(version, targets)}), signers
+        Snapshot(version, expires=expires, meta={"targets.json": _listed(version, targets)}), signer
     )
     pointer = Timestamp(version, expires=expires, snapshot_meta=_listed(version, snapshot))
     pointer.unrecognized_fields[OURS] = {"channel": state.channel}
-    return {"targets": targets, "snapshot": snapshot, "timestamp": _signed(pointer, signers)}
+    return {"targets": targets, "snapshot": snapshot, "timestamp": _signed(pointer, signer)}
 
 
-def _signed(signed: Signed, signers: Sequence[Signer]) -> bytes:
+def _signed(signed: Signed, signer: Signer) -> bytes:
     metadata: Metadata[Any] = Metadata(signed)
-    for signer in signers:
-        metadata.sign(signer, append=True)
+    metadata.sign(signer)
     return metadata.to_bytes()
 
 
@@ -197,8 +193,7 @@ def read_channel(read: Read, channel: str, trust: Trust, place: str) -> ReadChan
     state = _state(files, target, channel)
     trust.remember(place, seen)
     signed = reached.root.get_verification_result("timestamp", pointer.signed_bytes, pointer.signatures)
-    signer = ", ".join(name_of(key) for key in signed.signed.values())
-    return ReadChannel(state, pointer.signed.version, _tag(files, channel), reached, signer)
+    return ReadChannel(state, pointer.signed.version, _tag(files, channel), reached, ", ".join(signed.signed))
 
 
 def read_unverified(read: Read, channel: str, place: str) -> ReadChannel:

@@ -44,8 +44,6 @@ class ChannelRoot:
         """Its content with signatures."""
         from tuf.api.metadata import Metadata
 
-        from sparkwright.publish import identities  # noqa: F401 - which makes identities known as keys
-
         return Metadata.from_bytes(self.data)
 
     @property
@@ -128,9 +126,3 @@ def read_root(data: bytes, what: str, before: ChannelRoot | None = None) -> Chan
             f"{before.version} of {before.channel}",
         )
     return found
-
-
-def name_of(key: Key) -> str:
-    """Return the name of *key* for people: its id, or the identity that sigstore confirms."""
-    identity = key.keyval.get("identity")
-    return f"sigstore {identity}" if identity else str(key.keyid)

@@ -37,7 +37,7 @@ class VerifiedChannel:
 
     Attributes:
         state: its present generation.
-        signer: the id of the key, or the identity, that signed it.
+        signer: the id of the key that signed it.
         wheels: the wheels whose bytes were read.
         root: the root by which it was verified.
     """
