@@ -65,7 +65,7 @@ def offered(tmp_path: Path, store: Store) -> Offered:
     module = companion_kit.module(store, companion_kit.library(tmp_path, "sampling"))
     companion = world.audited(write_companion(store, companion_kit.content([module]), world.dist).path)
     candidate = gather(companion, "nightly", STRICT, world.dist / "evidence", tmp_path)
-    assert [one.evidence.kind for one in candidate.evidence] == ["audit"], "no model and no carry is of it"
+    assert [one.kind for one in candidate.evidence] == ["audit"], "no model and no carry is of it"
     assert candidate.provenance
     world.publisher().promote("nightly", candidate, STRICT, now())
     world.pin()

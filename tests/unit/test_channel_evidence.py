@@ -39,7 +39,7 @@ def built(folder: Path, carries: object = None) -> Path:
 
 def found(path: Path, wanted: ChannelPolicy) -> list[str]:
     evidence = path.parent / "evidence"
-    return [one.evidence.kind for one in require_evidence(path, wheelkit.sha256(path), "c", wanted, evidence)]
+    return [one.kind for one in require_evidence(path, wheelkit.sha256(path), "c", wanted, evidence)]
 
 
 # Policies ------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def test_a_whole_run_on_the_card_is_what_stable_asks_for(tmp_path, monkeypatch):
     (found,) = require_evidence(
         tmp_path / "vllm-0.24.0-py3-none-any.whl", DIGEST, "stable", STABLE, tmp_path / "evidence"
     )
-    assert found.evidence.detail["capability"] == "12.1"
+    assert found.detail["capability"] == "12.1"
 
 
 @pytest.mark.parametrize("verdict", [Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.INVALID])
@@ -80,6 +80,6 @@ def test_a_run_with_other_packages_than_the_promoted_ones_is_not_accepted(tmp_pa
         require_evidence(wheel, DIGEST, "stable", STABLE, folder, runtime="b" * 64)
     attached(tmp_path, monkeypatch, Verdict.PASS, runtime="b" * 64)
     (found,) = require_evidence(wheel, DIGEST, "stable", STABLE, folder, runtime="b" * 64)
-    assert found.evidence.detail["runtime"] == "b" * 64
+    assert found.detail["runtime"] == "b" * 64
     with pytest.raises(MissingEvidenceError, match="other packages than the locked runtime"):
         require_evidence(wheel, DIGEST, "stable", STABLE, folder)  # promoted without its runtime

@@ -122,7 +122,7 @@ def prune(session: Session, *, publisher: ChannelPublisher) -> None:
 @reading_options
 def show(*, channel: str, history: bool, target: str, offline: bool, as_json: bool) -> None:
     """Show the channels of a target, or the wheels of NAME; every digest is checked, and no signature."""
-    from sparkwright.publish.channel import CHANNELS, POINTER, require_channel_name
+    from sparkwright.publish.channel import channel_names, require_channel_name
     from sparkwright.publish.channel import history as history_of
     from sparkwright.publish.repository import read_unverified
     from sparkwright.publish.trust import place_of
@@ -131,47 +131,34 @@ def show(*, channel: str, history: bool, target: str, offline: bool, as_json: bo
     if history and not channel:
         raise click.UsageError("--history is of one channel: give its NAME.")
     place = open_place(Path(), target)
-    paths = [path.split("/") for path in place.files(CHANNELS)] if not channel else []
-    names = sorted(parts[1] for parts in paths if parts[2:] == [POINTER]) or [channel] * bool(channel)
-    states = [
-        read_unverified(place.read, require_channel_name(name), place_of(place, name)).state for name in names
-    ]
+    names = [require_channel_name(channel)] if channel else channel_names(place)
+    states = [read_unverified(place.read, name, place_of(place, name)).state for name in names]
     if history:
-
-        def read(path: str) -> bytes | None:
-            return stored.data if (stored := place.read(path)) else None
-
-        states = list(history_of(read, states[0]))
+        states = list(history_of(place.read, states[0]))
+    alone = channel and not history
     if as_json:
         described = [_described(state) for state in states]
-        print_json(described[0] if channel and not history else described)
-    elif history:
-        rows = [
-            (
-                str(one.generation), one.written, str(one.action.kind),
-                f"to {one.action.to}: {one.action.detail}" if one.action.to else one.action.detail,
-            )
-            for one in states
-        ]  # fmt: skip
-        show_table(("generation", "written", "change", "of"), rows)
-    elif channel:
-        (state,) = states
-        click.echo(f"channel  {state.channel}, generation {state.generation} of {state.written}")
-        click.echo(f"expires  {state.expires}")
+        print_json(described[0] if alone else described)
+    elif alone:
+        click.echo(f"channel  {channel}, generation {states[0].generation} of {states[0].written}")
+        click.echo(f"expires  {states[0].expires}")
         rows = [
             (
                 file.filename, human_size(file.size), file.uploaded,
                 "" if file.yanked is None else f"yanked: {file.yanked}",
             )
-            for file in state.files
+            for file in states[0].files
         ]  # fmt: skip
         show_table(("wheel", "size", "uploaded", ""), rows)
     else:
-        listed = [
-            (one.channel, str(one.generation), one.written, one.expires, str(len(one.offered)), _newest(one))
+        changes = [
+            (
+                one.channel, str(one.generation), one.written, one.expires, _change(one),
+                next((file.filename for file in one.offered), "none"),
+            )
             for one in states
-        ]
-        show_table(("channel", "generation", "written", "expires", "wheels", "newest"), listed)
+        ]  # fmt: skip
+        show_table(("channel", "generation", "written", "expires", "change", "newest"), changes)
 
 
 @command.command("verify")
@@ -256,16 +243,15 @@ def _show_change(session: Session, publisher: ChannelPublisher, state: ChannelSt
     if session.as_json:
         print_json({**_described(state), "place": place})
         return
-    action = state.action
-    click.echo(f"channel  {state.channel}, generation {state.generation}: {action.kind} {action.detail}")
+    click.echo(f"channel  {state.channel}, generation {state.generation}: {_change(state)}")
     click.echo(f"expires  {state.expires}")
-    click.echo(f"newest   {_newest(state)}")
     click.echo(f"next     sparkwright channel verify {place}")
     click.echo(f"readers  sparkwright channel verify {place} --requirements FILE")
 
 
-def _newest(state: ChannelState) -> str:
-    return next((file.filename for file in state.offered), "none")
+def _change(state: ChannelState) -> str:
+    action = state.action
+    return f"{action.kind} {f'to {action.to}: ' if action.to else ''}{action.detail}"
 
 
 def _described(state: ChannelState) -> dict[str, Any]:

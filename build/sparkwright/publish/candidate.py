@@ -9,7 +9,7 @@ from pathlib import Path
 from sparkwright.base.errors import PublishError, WheelError
 from sparkwright.base.events import warn
 from sparkwright.lock.runtime import beside, parse_runtime
-from sparkwright.publish.evidence import FoundEvidence, require_evidence, stated_series
+from sparkwright.publish.evidence import AttachedEvidence, require_evidence, stated_series
 from sparkwright.publish.index import describe, runtime_page, runtimes_in
 from sparkwright.publish.pages import PublishedFile
 from sparkwright.publish.policy import ChannelPolicy
@@ -29,7 +29,7 @@ class Candidate:
 
     wheel: Path
     file: PublishedFile
-    evidence: tuple[FoundEvidence, ...] = ()
+    evidence: tuple[AttachedEvidence, ...] = ()
     provenance: bytes = b""
     runtime: bytes = b""
 

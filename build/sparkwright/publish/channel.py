@@ -26,7 +26,7 @@ from sparkwright.base.config import Model, convert, to_builtins
 from sparkwright.base.digests import sha256_bytes, to_json
 from sparkwright.base.errors import ConfigError, NewerFormatError, SignatureError
 from sparkwright.lock.runtime import SUFFIX as RUNTIME_SUFFIX
-from sparkwright.publish.target import require_signed
+from sparkwright.publish.target import Stored, Target, require_signed
 
 CHANNELS = "channels"
 POINTER = "timestamp.json"
@@ -210,12 +210,14 @@ def decode_state(payload: bytes, channel: str, what: str) -> ChannelState:
     return state
 
 
-def history(read: Callable[[str], bytes | None], state: ChannelState) -> Iterator[ChannelState]:
-    """Yield *state* and the generations before it that are kept, each by the digest that its successor names.
+def channel_names(target: Target) -> list[str]:
+    """Return the names of all channels at *target*."""
+    parts = [path.split("/") for path in target.files(CHANNELS)]
+    return sorted(name for _, name, *rest in parts if rest == [POINTER])
 
-    Args:
-        read: returns the file at a path of the target, or `None`.
-        state: the newest one.
+
+def history(read: Callable[[str], Stored | None], state: ChannelState) -> Iterator[ChannelState]:
+    """Yield *state* and the generations before it that are kept, each by the digest that its successor names.
 
     Raises:
         SignatureError: one is damaged.
@@ -227,10 +229,10 @@ def history(read: Callable[[str], bytes | None], state: ChannelState) -> Iterato
             state_path(state.channel, state.previous),
             f"generation {state.generation - 1} of {state.channel}",
         )
-        payload = read(path)
-        if payload is None:  # `channel prune` removed it, and all before it
+        stored = read(path)
+        if stored is None:  # `channel prune` removed it, and all before it
             return
-        payload = require_signed(payload, state.previous, what, path, "take it from another copy")
+        payload = require_signed(stored, state.previous, what, path, "take it from another copy")
         state = decode_state(payload, state.channel, what)
         yield state
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -70,21 +69,9 @@ class AttachedEvidence(Model, frozen=True):
         """The canonical bytes."""
         return to_json(to_builtins(self)) + b"\n"
 
-
-@dataclass(frozen=True)
-class FoundEvidence:
-    """Evidence that a policy accepts.
-
-    Attributes:
-        data: the bytes of the file.
-    """
-
-    evidence: AttachedEvidence
-    data: bytes
-
     @property
     def sha256(self) -> str:
-        """The digest of the file."""
+        """Their digest."""
         return sha256_bytes(self.data)
 
 
@@ -172,7 +159,7 @@ def attach_rehearsal(
 
 def require_evidence(
     wheel: Path, sha256: str, channel: str, policy: ChannelPolicy, folder: Path, *, runtime: str = ""
-) -> tuple[FoundEvidence, ...]:
+) -> tuple[AttachedEvidence, ...]:
     """Return the evidence about *wheel* that *policy* requires.
 
     Args:
@@ -188,7 +175,7 @@ def require_evidence(
         MissingEvidenceError: a kind is missing; the error names the command for each.
     """
     attached = _attached(folder / sha256)
-    found: list[FoundEvidence] = []
+    found: list[AttachedEvidence] = []
     missing: list[tuple[str, str]] = []
     companion, series = is_companion(wheel.name), stated_series(wheel)
     for kind in policy.companion_requires if companion else policy.requires:
@@ -197,14 +184,12 @@ def require_evidence(
             candidates = [proofs] if proofs else []
         else:
             kinds = _REHEARSALS if kind in _REHEARSALS else (kind,)
-            candidates = [
-                one for one in attached if one.evidence.kind in kinds and one.evidence.wheel == sha256
-            ]
-            refusals = [_refusal(one.evidence, kind, policy, runtime) for one in candidates]
+            candidates = [one for one in attached if one.kind in kinds and one.wheel == sha256]
+            refusals = [_refusal(one, kind, policy, runtime) for one in candidates]
             reason = next(filter(None, refusals), f"{folder / sha256} has none")
             candidates = [one for one, no in zip(candidates, refusals, strict=True) if not no]
         if candidates:
-            found.append(max(candidates, key=lambda one: one.evidence.made))
+            found.append(max(candidates, key=lambda one: one.made))
         else:
             where = f" on a card of {policy.capability}" if kind == "verify" and policy.capability else ""
             if kind == "rehearsal" and "rehearsal-older" in reason:
@@ -247,15 +232,14 @@ def merged_tree(wheel: Path) -> str:
     return merged if isinstance(merged, str) else ""
 
 
-def _attached(folder: Path) -> list[FoundEvidence]:
+def _attached(folder: Path) -> list[AttachedEvidence]:
     """Return what is attached in *folder*; files that are no passed evidence are left out."""
     found = []
     for path in sorted(folder.glob("*.json")):
         with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
             if path.stat().st_size > _MOST_BYTES:
                 continue
-            data = path.read_bytes()
-            found.append(FoundEvidence(decode_json(data, AttachedEvidence), data))
+            found.append(decode_json(path.read_bytes(), AttachedEvidence))
     return found
 
 
@@ -274,7 +258,7 @@ def _refusal(evidence: AttachedEvidence, kind: EvidenceKind, policy: ChannelPoli
     return ""
 
 
-def _proofs(wheel: Path, sha256: str) -> tuple[FoundEvidence | None, str]:
+def _proofs(wheel: Path, sha256: str) -> tuple[AttachedEvidence | None, str]:
     """Return the proofs in the record of *wheel*; else the reason for which there are none."""
     record = record_of(wheel, CARRIES)
     carries: Sequence[Any] = record.get("carries", ()) if isinstance(record, dict) else ()
@@ -285,4 +269,4 @@ def _proofs(wheel: Path, sha256: str) -> tuple[FoundEvidence | None, str]:
     proofs = {str(carry.get("name")): carry.get("proof") for carry in carries}
     detail = {name: proof.get("key") for name, proof in proofs.items() if isinstance(proof, dict)}
     evidence = AttachedEvidence(kind="proofs", wheel=sha256, made="", detail={"proofs": detail})
-    return FoundEvidence(evidence, evidence.data), ""
+    return evidence, ""

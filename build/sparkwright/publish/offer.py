@@ -70,9 +70,6 @@ class ChannelOffer:
             recipe: name of the recipe.
             flashinfer: version of FlashInfer in the environment.
             target: machine and card.
-
-        Raises:
-            TamperedError, FetchError: see `open_channel`.
         """
         offered = [
             self._fetched(file)
@@ -116,12 +113,8 @@ def open_channel(
         offline: ask no address.
 
     Raises:
-        ConfigError: *place* names no channel.
+        SparkwrightError: see `open_mirror` and `verify_channel`.
         UnknownNameError: the channel has no such wheel.
-        TamperedError: a file is not the one that was signed.
-        SignatureError: metadata are damaged, or not signed by a trusted key.
-        FetchError, DigestError: a file cannot be fetched, or has another digest.
-        NotInStoreError: *place* is an address, and the network is off.
     """
     settings = read_settings(offline=offline)
     mirror, channel = open_mirror(place, settings)
@@ -143,9 +136,8 @@ def signed_runtime(mirror: Mirror, file: ListedWheel) -> bytes:
             because="it was promoted without one, so that no requirements with digests can be written",
             next_step="ask its publisher to promote it again with one: sparkwright lock runtime",
         )
-    stored = mirror.read(file.runtime_path)
     return require_signed(
-        stored.data if stored else None,
+        mirror.read(file.runtime_path),
         file.runtime,
         f"the runtime of {file.filename}",
         mirror.url(file.runtime_path),

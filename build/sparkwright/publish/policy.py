@@ -42,11 +42,19 @@ class ChannelPolicies(Model, frozen=True):
     channel: dict[str, ChannelPolicy]
 
 
-def load_policy(path: Path, channel: str) -> ChannelPolicy:
-    """Return the policy of *channel* in the file at *path*.
+def load_policies(path: Path) -> dict[str, ChannelPolicy]:
+    """Return the policies by channel in the file at *path*.
 
     Raises:
         ConfigError: the file is missing or does not match its format.
+    """
+    return load_toml(path, ChannelPolicies, newest_format=_FORMAT).channel
+
+
+def load_policy(path: Path, channel: str) -> ChannelPolicy:
+    """Return the policy of *channel* in the file at *path*; see `load_policies`.
+
+    Raises:
         UnknownNameError: it has no such channel.
     """
     policies = load_policies(path)
@@ -57,12 +65,3 @@ def load_policy(path: Path, channel: str) -> ChannelPolicy:
             next_step=f"name one of these, or add [channel.{channel}] with requires and expires-days there",
         )
     return policies[channel]
-
-
-def load_policies(path: Path) -> dict[str, ChannelPolicy]:
-    """Return the policies by channel in the file at *path*.
-
-    Raises:
-        ConfigError: the file is missing or does not match its format.
-    """
-    return load_toml(path, ChannelPolicies, newest_format=_FORMAT).channel

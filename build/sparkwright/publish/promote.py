@@ -64,10 +64,7 @@ class ChannelPublisher:
         """Return the present generation of *channel*, `None` if there is no such channel yet.
 
         Raises:
-            SignatureError: its metadata are damaged, unsigned, or have a wrong signature.
-            UntrustedKeyError: a key signed them that this publisher does not trust.
-            ExpiredChannelError: it is expired, and this machine has not written it.
-            ReplayedChannelError: it is older than one that was seen before.
+            SparkwrightError: see `sparkwright.publish.repository.read_channel`.
         """
         pointer = self.target.read(metadata_path(require_channel_name(channel)))
         place = place_of(self.target, channel)
@@ -106,7 +103,7 @@ class ChannelPublisher:
 
     def history(self, state: ChannelState) -> list[ChannelState]:
         """Return *state* and the kept generations before it; see `sparkwright.publish.channel.history`."""
-        return list(history(lambda path: stored.data if (stored := self.target.read(path)) else None, state))
+        return list(history(self.target.read, state))
 
     # Changes -------------------------------------------------------------------------------------
 
@@ -148,7 +145,7 @@ class ChannelPublisher:
             size=file.size, uploaded=listed.uploaded if listed else stamp(now),
             runtime=sha256_bytes(runtime) if runtime else "",
             provenance=sha256_bytes(candidate.provenance) if candidate.provenance else "",
-            evidence={one.evidence.kind: one.sha256 for one in candidate.evidence},
+            evidence={one.kind: one.sha256 for one in candidate.evidence},
         )  # fmt: skip
         entry = msgspec.structs.replace(entry, url=self.target.elsewhere(entry.path))
         small = (runtime, candidate.provenance, *(one.data for one in candidate.evidence))
@@ -247,14 +244,7 @@ class ChannelPublisher:
     ) -> ChannelState:
         """Write the channel's next generation with these *files*; see the module for the order.
 
-        Args:
-            channel: the channel.
-            current: the channel as it was read.
-            action: the change.
-            files: the wheels of the next generation.
-            policy: the channel's.
-            now: the present time.
-            deposits: contents and digests of the files that were put for it, by path.
+        *deposits* are contents and digests of the files that were put for it, by path.
 
         Raises:
             LostRaceError: the pointer is not *current* any more, or other writers have the lease.

@@ -24,9 +24,9 @@ from sparkwright.base.events import emit, task
 from sparkwright.companion.package import PROJECT as COMPANION
 from sparkwright.publish.channel import (
     CHANNELS,
-    POINTER,
     ChannelState,
     ListedWheel,
+    channel_names,
     metadata_path,
     newest_first,
     stamp,
@@ -44,7 +44,6 @@ _UNIT = re.compile(
     r"(wheels/[0-9a-f]{2}/[0-9a-f]{64})/."
     r"|(channels/[a-z0-9-]+/(?:states/[0-9a-f]{64}|[1-9][0-9]*\.(?:targets|snapshot))\.json)$"
 )
-_CHANNEL_PARTS = 3
 
 
 @dataclass
@@ -86,7 +85,7 @@ class Pruner:
             UploadError: the target cannot be read or written, or writes nothing conditionally.
         """
         report, target = PruneReport(), self.publisher.target
-        for channel in self._channels():
+        for channel in channel_names(target):
             policy, state = self.policies.get(channel), self.publisher.require(channel).state
             dropped = [] if policy is None else self._dropped(state, policy)
             if policy and dropped:
@@ -116,11 +115,6 @@ class Pruner:
                     progress.advance(1)
         return report
 
-    def _channels(self) -> list[str]:
-        """Return the names of all channels at the target."""
-        parts = [path.split("/") for path in self.publisher.target.files(CHANNELS)]
-        return sorted(part[1] for part in parts if len(part) == _CHANNEL_PARTS and part[2] == POINTER)
-
     def _dropped(self, state: ChannelState, policy: ChannelPolicy) -> list[ListedWheel]:
         """Return the wheels that *policy* keeps in the list of a channel no longer."""
         if policy.keep_days is None:
@@ -131,7 +125,7 @@ class Pruner:
     def _named(self) -> set[str]:
         """Return the units that kept generations name."""
         named: set[str] = set()
-        for channel in self._channels():
+        for channel in channel_names(self.publisher.target):
             present = self.publisher.require(channel)
             for role in ("targets", "snapshot"):
                 named.add(metadata_path(channel, f"{present.version}.{role}.json"))

@@ -119,18 +119,17 @@ class _Files(FetcherInterface):
         self._read = read
         self.files: dict[str, Stored | None] = {}
 
-    def read(self, path: str) -> bytes | None:
+    def read(self, path: str) -> Stored | None:
         """Return the file at *path*, `None` if there is none."""
         if path not in self.files:
             self.files[path] = self._read(path)
-        stored = self.files[path]
-        return stored.data if stored else None
+        return self.files[path]
 
     def _fetch(self, url: str) -> Iterator[bytes]:
-        data = self.read(url)
-        if data is None:
+        stored = self.read(url)
+        if stored is None:
             raise DownloadHTTPError(f"{url} does not exist", 404)
-        yield data
+        yield stored.data
 
 
 def read_channel(read: Read, channel: str, trust: Trust, place: str) -> ReadChannel:
@@ -174,11 +173,11 @@ def read_channel(read: Read, channel: str, trust: Trust, place: str) -> ReadChan
         names = [f"{role}.json" for role in ONLINE]
         names += [f"root_history/{path.name}" for path in folder.glob("root_history/*.json")]
         seen = {name: (folder / name).read_bytes() for name in names}
-    pointer = _require_pointer(files, channel, place)
-    if seen["timestamp.json"] != files.read(metadata_path(channel)):
+    pointer, signed = _require_pointer(files, channel, place)
+    if seen["timestamp.json"] != pointer.data:
         raise ReplayedChannelError(
             f"channel {channel} has two generations of one version",
-            because=f"version {pointer.signed.version} was seen before, and signed another one then: "
+            because=f"version {signed.signed.version} was seen before, and signed another one then: "
             "its key is used in two places, or was stolen",
             next_step="ask its publisher which one is right before you install from it",
         )
@@ -192,8 +191,8 @@ def read_channel(read: Read, channel: str, trust: Trust, place: str) -> ReadChan
         raise SignatureError(f"{where} cannot be read", because=f"it does not sign {STATE}")
     state = _state(files, target, channel)
     trust.remember(place, seen)
-    signed = reached.root.get_verification_result("timestamp", pointer.signed_bytes, pointer.signatures)
-    return ReadChannel(state, pointer.signed.version, _tag(files, channel), reached, ", ".join(signed.signed))
+    by = reached.root.get_verification_result("timestamp", signed.signed_bytes, signed.signatures).signed
+    return ReadChannel(state, signed.signed.version, pointer.tag, reached, ", ".join(by))
 
 
 def read_unverified(read: Read, channel: str, place: str) -> ReadChannel:
@@ -205,30 +204,25 @@ def read_unverified(read: Read, channel: str, place: str) -> ReadChannel:
         TamperedError: a file is missing, or is not what the one before it names.
     """
     files = _Files(read)
-    pointer = _require_pointer(files, channel, place)
+    pointer, signed = _require_pointer(files, channel, place)
 
     def listed(role: str, meta: MetaFile) -> bytes:
         path = metadata_path(channel, f"{meta.version}.{role}.json")
         return require_signed(files.read(path), (meta.hashes or {})["sha256"], path, "it", _INCOMPLETE)
 
     try:
-        snapshot = Metadata[Snapshot].from_bytes(listed("snapshot", pointer.signed.snapshot_meta)).signed
+        snapshot = Metadata[Snapshot].from_bytes(listed("snapshot", signed.signed.snapshot_meta)).signed
         targets = Metadata[Targets].from_bytes(listed("targets", snapshot.meta["targets.json"])).signed
         target = targets.targets[STATE]
     except (AttributeError, DeserializationError, KeyError) as error:
         raise SignatureError(f"the metadata of channel {channel} are damaged", because=repr(error)) from error
-    return ReadChannel(_state(files, target, channel), pointer.signed.version, _tag(files, channel))
+    return ReadChannel(_state(files, target, channel), signed.signed.version, pointer.tag)
 
 
-def _tag(files: _Files, channel: str) -> str:
-    stored = files.files[metadata_path(channel)]
-    return stored.tag if stored else ""
-
-
-def _require_pointer(files: _Files, channel: str, place: str) -> Metadata[Timestamp]:
-    """Return the pointer; its signature is not looked at."""
-    data = files.read(metadata_path(channel))
-    if data is None:
+def _require_pointer(files: _Files, channel: str, place: str) -> tuple[Stored, Metadata[Timestamp]]:
+    """Return the pointer as it is stored, and its content; its signature is not looked at."""
+    stored = files.read(metadata_path(channel))
+    if stored is None:
         raise UnknownNameError(
             f"there is no channel {channel} at {place}",
             because=f"{metadata_path(channel)} does not exist there, or may not be read",
@@ -236,11 +230,11 @@ def _require_pointer(files: _Files, channel: str, place: str) -> Metadata[Timest
         )
     what = f"the pointer of channel {channel}"
     try:
-        pointer = Metadata[Timestamp].from_bytes(data)
+        pointer = Metadata[Timestamp].from_bytes(stored.data)
     except (DeserializationError, RecursionError) as error:
         raise SignatureError(
             f"{what} is damaged",
-            because=f"it is no signed metadata, {len(data)} bytes: it was cut off, or never was one",
+            because=f"it is no signed metadata, {len(stored.data)} bytes: it was cut off, or never was one",
             next_step="fetch it again; if it stays so, take another mirror",
         ) from error
     if not isinstance(pointer.signed, Timestamp):
@@ -253,7 +247,7 @@ def _require_pointer(files: _Files, channel: str, place: str) -> Metadata[Timest
             because=f"it was signed as channel {named}: somebody moved it",
             next_step="take another mirror",
         )
-    return pointer
+    return stored, pointer
 
 
 def _state(files: _Files, target: TargetFile, channel: str) -> ChannelState:
@@ -281,8 +275,8 @@ def _unsigned(error: Exception, files: _Files, channel: str, root: ChannelRoot) 
     role = str(error).partition(" ")[0]
     end = "/timestamp.json" if role == "timestamp" else f".{role}.json"
     paths = [path for path in files.files if path.endswith(end)]
-    data = files.read(paths[-1]) if paths else None
-    signatures = list(Metadata.from_bytes(data).signatures) if data else []
+    stored = files.read(paths[-1]) if paths else None
+    signatures = list(Metadata.from_bytes(stored.data).signatures) if stored else []
     what = f"the {role} of channel {channel}"
     if not signatures:
         return SignatureError(

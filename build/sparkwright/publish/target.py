@@ -156,19 +156,19 @@ def require_digest(what: str, actual: str, sha256: str) -> None:
         )
 
 
-def require_signed(data: bytes | None, sha256: str, what: str, where: str, next_step: str) -> bytes:
-    """Return *data*, which was read of *where*, if it has the signed digest.
+def require_signed(stored: Stored | None, sha256: str, what: str, where: str, next_step: str) -> bytes:
+    """Return the content of *stored*, which was read of *where*, if it has the signed digest.
 
     Raises:
         TamperedError: it has not, or there is none.
     """
-    if data is None:
+    if stored is None:
         raise TamperedError(f"{what} is missing", because=f"{where} does not exist", next_step=next_step)
-    if (actual := sha256_bytes(data)) != sha256:
+    if (actual := sha256_bytes(stored.data)) != sha256:
         raise TamperedError(
             f"{what} was changed", because=f"its SHA-256 is {actual}, not {sha256}", next_step=next_step
         )
-    return data
+    return stored.data
 
 
 def hashed(chunks: Iterator[bytes], most: int) -> tuple[str, int]:

@@ -60,13 +60,8 @@ def verify_channel(
         wheels: the wheels whose bytes are read; yanked ones are only read with ``all``.
 
     Raises:
-        UnknownNameError: there is no such channel.
-        SignatureError: metadata are truncated, damaged, unsigned, or have a wrong signature.
-        UntrustedKeyError: a signature is by a key that is unknown or trusted no more.
-        ExpiredChannelError: the channel is past its time.
-        ReplayedChannelError: it is older than seen before.
+        SparkwrightError: see `sparkwright.publish.repository.read_channel`.
         TamperedError: a wheel or a file beside it is not what was signed, or a file is of no channel.
-        FetchError: a file cannot be fetched.
     """
     from sparkwright.publish.repository import read_channel  # with tuf, which takes a while to import
 
@@ -84,8 +79,7 @@ def verify_channel(
         _require_nothing_else(mirror, channel)
     for file in state.files:
         for path, (sha256, what) in file.beside.items():
-            stored = mirror.read(path)
-            require_signed(stored.data if stored else None, sha256, what, mirror.url(path), _ELSEWHERE)
+            require_signed(mirror.read(path), sha256, what, mirror.url(path), _ELSEWHERE)
     chosen: Sequence[ListedWheel] = {"all": state.files, "newest": state.offered[:1], "none": ()}[wheels]
     with task("verify wheels", total=sum(file.size for file in chosen), unit="bytes") as progress:
         for file in chosen:
