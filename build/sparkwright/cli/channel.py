@@ -167,7 +167,7 @@ def show(*, channel: str, history: bool, target: str, offline: bool, as_json: bo
 @click.option(
     "--wheels",
     type=click.Choice(["all", "newest", "none"]),
-    help="Wheels whose bytes are read; all of a folder, the newest of an address by default.",
+    help="Wheels that are read; all of a folder, the newest of an address by default.",
 )
 @click.option(
     "--requirements",

@@ -57,7 +57,7 @@ def verify_channel(
         mirror: the copy of the target.
         channel: the channel's name.
         trust: the pinned roots, and what was seen before.
-        wheels: the wheels whose bytes are read; yanked ones are only read with ``all``.
+        wheels: the wheels that are read, with what is beside them; yanked ones only with ``all``.
 
     Raises:
         SparkwrightError: see `sparkwright.publish.repository.read_channel`.
@@ -77,12 +77,11 @@ def verify_channel(
         )
     if isinstance(mirror, FolderTarget):
         _require_nothing_else(mirror, channel)
-    for file in state.files:
-        for path, (sha256, what) in file.beside.items():
-            require_signed(mirror.read(path), sha256, what, mirror.url(path), _ELSEWHERE)
     chosen: Sequence[ListedWheel] = {"all": state.files, "newest": state.offered[:1], "none": ()}[wheels]
     with task("verify wheels", total=sum(file.size for file in chosen), unit="bytes") as progress:
         for file in chosen:
+            for path, (sha256, what) in file.beside.items():
+                require_signed(mirror.read(path), sha256, what, mirror.url(path), _ELSEWHERE)
             _verify_wheel(mirror, file, state)
             progress.advance(file.size)
     emit(
