@@ -23,7 +23,7 @@ from sparkwright.engine.environment import (
 from sparkwright.engine.installed import read_installed
 from sparkwright.engine.runtime import find_runtime, locked_requirements, requirements_of, resolve_runtime
 from sparkwright.lock.runtime import format_runtime, parse_runtime, read_runtime
-from sparkwright.publish import publish, wheels_in
+from sparkwright.publish import publish
 from sparkwright.publish.index import describe, runtime_page, runtimes_in
 from sparkwright.recipes import Recipe
 from sparkwright.store import Store
@@ -220,7 +220,7 @@ def test_a_wheel_without_a_runtime_is_refused(wheel: Path, tmp_path: Path) -> No
 
 class TestPublished:
     def test_the_runtime_stands_beside_the_wheel_and_is_taken_first(self, wheel, patchsets):
-        publish(wheels_in(wheel.parent), wheel.parent, runtimes=runtimes_in(patchsets))
+        publish(wheel.parent, runtimes=runtimes_in(patchsets))
         beside = find_runtime(wheel, patchsets)
         assert beside == wheel.with_name(f"{wheel.name.removesuffix('.whl')}.requirements.txt")
         whole = read_runtime(beside)
@@ -229,7 +229,7 @@ class TestPublished:
         assert "alpha==1.5" in locked_requirements(wheel, beside).text
 
     def test_one_of_another_wheel_is_refused(self, wheel: Path, patchsets: Path) -> None:
-        publish(wheels_in(wheel.parent), wheel.parent, runtimes=runtimes_in(patchsets))
+        publish(wheel.parent, runtimes=runtimes_in(patchsets))
         tag = wheel.name.removesuffix(".whl").split("-", 2)[2]
         other = plain_wheel(wheel.parent / "other", "vllm", "0.24.0+spark.1", "alpha", tag=tag)
         wheel.write_bytes(other.read_bytes())
@@ -238,16 +238,16 @@ class TestPublished:
 
     def test_it_goes_with_its_wheel_and_never_replaces_a_file_of_the_users(self, wheel, patchsets):
         folder, runtimes = wheel.parent, runtimes_in(patchsets)
-        publish(wheels_in(folder), folder, runtimes=runtimes)
+        publish(folder, runtimes=runtimes)
         beside = find_runtime(wheel)
-        again = publish(wheels_in(folder), folder, runtimes=runtimes)
+        again = publish(folder, runtimes=runtimes)
         assert again.written == ()
         wheel.unlink()
-        assert beside.name in publish((), folder, runtimes=runtimes).removed
+        assert beside.name in publish(folder, runtimes=runtimes).removed
         assert not beside.exists()
 
     def test_a_wheel_of_another_series_gets_none(self, tmp_path: Path, patchsets: Path) -> None:
         plain_wheel(tmp_path / "d", "vllm", "0.33.0", tag=f"py3-none-manylinux_2_28_{MACHINE}")
-        index = publish(wheels_in(tmp_path / "d"), tmp_path / "d", runtimes=runtimes_in(patchsets))
+        index = publish(tmp_path / "d", runtimes=runtimes_in(patchsets))
         assert not [name for name in index.written if name.endswith(".requirements.txt")]
         assert json.loads((tmp_path / "d/simple/vllm/index.json").read_bytes())["versions"] == ["0.33.0"]

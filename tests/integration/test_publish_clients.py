@@ -41,12 +41,11 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def published(folder: Path, builds: list[tuple[str, str]]) -> Path:
     """An index over *builds*, each a machine and a version."""
-    wheels = []
     for machine, version in builds:
         upstream = wheelkit.upstream_wheel(folder / "upstream", machine)
         plan = AssemblyPlan(upstream, wheelkit.sha256(upstream), version, {"vllm/core.py": b"x = 1\n"})
-        wheels.append(assemble(plan, folder / "dist").path)
-    publish(wheels, folder / "dist")
+        assemble(plan, folder / "dist")
+    publish(folder / "dist")
     return folder / "dist"
 
 

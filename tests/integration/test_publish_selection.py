@@ -42,12 +42,11 @@ BUILDS = [
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("selection")
-    wheels = []
     for machine, name in BUILDS:
         upstream = wheelkit.upstream_wheel(folder / "upstream", machine)
         plan = AssemblyPlan(upstream, wheelkit.sha256(upstream), name, {"vllm/core.py": b"x = 1\n"})
-        wheels.append(assemble(plan, folder / "dist").path)
-    publish(wheels, folder / "dist")
+        assemble(plan, folder / "dist")
+    publish(folder / "dist")
     return folder / "dist"
 
 

@@ -69,7 +69,7 @@ def test_our_wheel_passes_and_is_the_same_every_time(expectation, built, tmp_pat
     assert report.unchecked == (), "what looks into kernels that we compiled has nothing to say here"
     other = audit(built.path, replace(expectation, changes={**changes, "vllm/envs.py": b""}))
     assert [check.name for check in other.failures] == ["members-differ-exactly"]
-    index = publish([built.path], built.path.parent)
+    index = publish(built.path.parent)
     assert [(file.version, file.requires_python) for file in index.files] == [
         (version, expectation.lock.release.requires_python)
     ]

@@ -247,7 +247,7 @@ def test_no_order_of_their_steps_loses_a_file(tmp_path: Path) -> None:
 
 
 def test_some_orders_of_their_steps_lose_no_file(tmp_path: Path) -> None:
-    assert every_interleaving(tmp_path, stride=5) > 15
+    assert every_interleaving(tmp_path, stride=4) > 15
 
 
 @pytest.mark.parametrize("fault", ["no settling", "no lease"])

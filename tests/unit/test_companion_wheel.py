@@ -23,7 +23,7 @@ from sparkwright.companion.inspection import CompanionAudit, audit_companion
 from sparkwright.companion.wheel import write_companion
 from sparkwright.engine.offered import built_wheel
 from sparkwright.native.model import Target
-from sparkwright.publish import publish, wheels_in
+from sparkwright.publish import publish
 from sparkwright.publish.pages import all_pages
 from sparkwright.publish.provenance import COMPANION_TYPE
 from sparkwright.store import Store
@@ -86,7 +86,7 @@ def test_flashinfer_gets_its_folder_and_its_provider(store, tmp_path, monkeypatc
 
 def test_a_companion_is_listed_in_the_index(store: Store, tmp_path: Path) -> None:
     wheel = made(store, tmp_path)
-    index = publish(wheels_in(wheel.parent), wheel.parent)
+    index = publish(wheel.parent)
     assert [file.filename for file in index.files] == [wheel.name]
     assert (wheel.parent / "simple" / "flashinfer-jit-cache" / "index.html").is_file()
     assert not (wheel.parent / "simple" / "series").exists()

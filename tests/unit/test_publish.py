@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,7 +43,7 @@ def test_pages_list_each_wheel_once_in_the_order_of_versions(tmp_path: Path) -> 
     for version in ("0.10.0", "0.9.0+spark.1", "0.9.0"):
         wheel(tmp_path, version)
     wheel(tmp_path, "1", "Other-Project")
-    index = publish(wheels_in(tmp_path), tmp_path)
+    index = publish(tmp_path)
     assert [(file.project, file.version) for file in index.files] == [
         ("other-project", "1"), ("vllm", "0.9.0"), ("vllm", "0.9.0+spark.1"), ("vllm", "0.10.0"),
     ]  # fmt: skip
@@ -65,21 +66,23 @@ def test_html_is_escaped() -> None:
 
 def test_publishing_again_changes_nothing_and_elsewhere_gives_the_same_bytes(tmp_path: Path) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
-    wheels = [wheel(here, "1"), wheel(here, "2")]
-    first = publish(wheels, here)
+    wheel(here, "1")
+    wheel(here, "2")
+    shutil.copytree(here, there)
+    first = publish(here)
     assert len(first.written) == 2 + 4 + 2 * 4, "metadata, the index, and one for each of two series"
-    assert publish(wheels, here).written == ()
-    publish(wheels[::-1], there)
+    assert publish(here).written == ()
+    publish(there)
     assert snapshot(here) == snapshot(there)
 
 
 def test_stale_pages_and_metadata_vanish(tmp_path: Path) -> None:
     old, other = wheel(tmp_path, "1"), wheel(tmp_path, "1", "other")
     keep = wheel(tmp_path, "2")
-    publish([old, other, keep], tmp_path)
+    publish(tmp_path)
     old.unlink()
     other.unlink()
-    index = publish([keep], tmp_path)
+    index = publish(tmp_path)
     assert set(index.removed) == {
         f"{old.name}.metadata",
         f"{other.name}.metadata",
@@ -103,7 +106,7 @@ def test_a_linked_wheel_stays_a_link(tmp_path: Path) -> None:
     (tmp_path / "dist").mkdir()
     link = tmp_path / "dist" / stored.name
     link.symlink_to(stored)
-    publish(wheels_in(tmp_path / "dist"), tmp_path / "dist")
+    publish(tmp_path / "dist")
     assert link.is_symlink()
     assert (
         json.loads((tmp_path / "dist/simple/vllm/index.json").read_bytes())["files"][0]["size"]
@@ -112,35 +115,32 @@ def test_a_linked_wheel_stays_a_link(tmp_path: Path) -> None:
 
 
 def test_an_empty_index_is_an_index(tmp_path: Path) -> None:
-    publish([], tmp_path)
+    publish(tmp_path)
     assert json.loads((tmp_path / "simple/index.json").read_bytes())["projects"] == []
 
 
 def test_a_wheel_whose_metadata_says_otherwise_is_refused_and_nothing_changes(tmp_path: Path) -> None:
-    publish([wheel(tmp_path, "1")], tmp_path)
+    wheel(tmp_path, "1")
+    publish(tmp_path)
     before = snapshot(tmp_path / "simple")
     lying = wheel(tmp_path, "2")
     wheelkit.spoil(lying, tmp_path, lambda files: files.update({
         "vllm-2.dist-info/METADATA": b"Metadata-Version: 2.4\nName: vllm\nVersion: 3\n\n"
     }))  # fmt: skip
     with pytest.raises(PublishError) as caught:
-        publish(wheels_in(tmp_path), tmp_path)
+        publish(tmp_path)
     assert "vllm 3" in caught.value.because
     assert snapshot(tmp_path / "simple") == before
-
-
-def test_two_wheels_of_one_name_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(PublishError):
-        publish([wheel(tmp_path / "a", "1"), wheel(tmp_path / "b", "1")], tmp_path / "dist")
 
 
 def test_what_is_no_wheel_is_refused(tmp_path: Path) -> None:
     bad = tmp_path / "vllm-1-py3-none-any.whl"
     bad.write_bytes(b"not a zip")
     with pytest.raises(ArchiveError):
-        publish([bad], tmp_path)
+        publish(tmp_path)
+    bad.rename(tmp_path / "vllm.whl")
     with pytest.raises(WheelError):
-        publish([tmp_path / "vllm.tar.gz"], tmp_path)
+        publish(tmp_path)
 
 
 def test_half_written_wheels_are_not_listed(tmp_path: Path) -> None:
@@ -149,8 +149,8 @@ def test_half_written_wheels_are_not_listed(tmp_path: Path) -> None:
 
 
 def test_readers_see_whole_pages_whose_files_are_there(tmp_path: Path) -> None:
-    wheels = [wheel(tmp_path, str(number)) for number in range(1, 13)]
-    publish(wheels[:1], tmp_path)
+    wheel(tmp_path, "1")
+    publish(tmp_path)
     page = tmp_path / "simple/vllm/index.json"
     done = threading.Event()
     seen: set[int] = set()
@@ -165,7 +165,8 @@ def test_readers_see_whole_pages_whose_files_are_there(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read)
         for count in range(2, 13):
-            publish(wheels[:count], tmp_path)
+            wheel(tmp_path, str(count))
+            publish(tmp_path)
         done.set()
         reading.result()
     assert len(seen) > 1
@@ -173,8 +174,9 @@ def test_readers_see_whole_pages_whose_files_are_there(tmp_path: Path) -> None:
 
 
 def test_two_runs_at_once_leave_a_whole_index(tmp_path: Path) -> None:
-    wheels = [wheel(tmp_path, str(number)) for number in range(1, 5)]
-    runs = [threading.Thread(target=publish, args=(wheels[:count], tmp_path)) for count in (2, 4, 3, 4)]
+    for number in range(1, 5):
+        wheel(tmp_path, str(number))
+    runs = [threading.Thread(target=publish, args=(tmp_path,)) for _ in range(4)]
     for run in runs:
         run.start()
     for run in runs:
@@ -199,13 +201,15 @@ OTHERS = [
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_what_others_put_there_stays(tmp_path: Path, other: str) -> None:
-    publish([wheel(tmp_path, "1"), stale := wheel(tmp_path, "2", "stale")], tmp_path)
+    wheel(tmp_path, "1")
+    stale = wheel(tmp_path, "2", "stale")
+    publish(tmp_path)
     path = tmp_path / other
     path.parent.mkdir(exist_ok=True)
     path.write_bytes(b"somebody else's")
     stale.unlink()
     for _ in range(2):
-        publish(wheels_in(tmp_path), tmp_path)
+        publish(tmp_path)
         assert path.read_bytes() == b"somebody else's"
     assert not (tmp_path / "simple/stale").exists()
     assert not (tmp_path / f"{stale.name}.metadata").exists()
@@ -216,51 +220,55 @@ def test_what_others_put_there_stays(tmp_path: Path, other: str) -> None:
     "name", ["simple/index.html", "simple/vllm/index.json", "vllm-1-py3-none-any.whl.metadata"]
 )
 def test_a_page_that_others_wrote_is_not_replaced(tmp_path: Path, name: str, first: bool) -> None:  # noqa: FBT001
-    ours = wheel(tmp_path, "1")
     if not first:
-        publish([wheel(tmp_path, "1", "other")], tmp_path)
+        wheel(tmp_path, "1", "other")
+        publish(tmp_path)
         listed = tmp_path / "simple/.written.json"
         written = {page: sha256 for page, sha256 in json.loads(listed.read_bytes()).items() if page != name}
         listed.write_text(json.dumps(written))
+    wheel(tmp_path, "1")
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"somebody else's")
     before = snapshot(tmp_path)
     for _ in range(2):
         with pytest.raises(PublishError) as caught:
-            publish([ours], tmp_path)
+            publish(tmp_path)
         assert str(path) in caught.value.because
         assert snapshot(tmp_path) == before
     path.unlink()
-    publish([ours], tmp_path)
+    publish(tmp_path)
 
 
 def test_a_page_of_ours_that_was_damaged_is_written_again(tmp_path: Path) -> None:
-    wheels = [wheel(tmp_path, "1")]
-    publish(wheels, tmp_path)
+    wheel(tmp_path, "1")
+    publish(tmp_path)
     before = snapshot(tmp_path)
     for path in tmp_path.glob("simple/**/index.*"):
         path.write_bytes(b"")
-    publish(wheels, tmp_path)
+    publish(tmp_path)
     assert snapshot(tmp_path) == before
 
 
 def test_a_page_of_ours_that_somebody_edited_is_not_removed(tmp_path: Path) -> None:
-    publish([wheel(tmp_path, "1"), gone := wheel(tmp_path, "1", "gone")], tmp_path)
+    wheel(tmp_path, "1")
+    gone = wheel(tmp_path, "1", "gone")
+    publish(tmp_path)
     page = tmp_path / "simple/gone/index.html"
     page.write_bytes(b"now mine")
     gone.unlink()
-    index = publish(wheels_in(tmp_path), tmp_path)
+    index = publish(tmp_path)
     assert page.read_bytes() == b"now mine"
     assert "simple/gone/index.json" in index.removed
 
 
 @pytest.mark.parametrize("damage", [b"", b"[]", b'{"../../x": "y", "a": 1}', b"\xff"])
 def test_a_damaged_list_names_nothing_outside(tmp_path: Path, damage: bytes) -> None:
-    publish([wheel(tmp_path / "dist", "1")], tmp_path / "dist")
+    wheel(tmp_path / "dist", "1")
+    publish(tmp_path / "dist")
     pages = json.loads((tmp_path / "dist/simple/.written.json").read_bytes())
     (tmp_path / "dist/simple/.written.json").write_bytes(damage)
-    publish(wheels_in(tmp_path / "dist"), tmp_path / "dist")
+    publish(tmp_path / "dist")
     assert json.loads((tmp_path / "dist/simple/.written.json").read_bytes()).keys() == pages.keys()
 
 
@@ -300,7 +308,7 @@ def test_odd_things_in_the_folder_are_one_clear_error(tmp_path: Path, kind: str)
         case _:
             (tmp_path / "simple/vllm/index.html").mkdir(parents=True)
     with pytest.raises(PublishError) as caught:
-        publish(wheels_in(tmp_path), tmp_path)
+        publish(tmp_path)
     assert caught.value.exit_code == 61
     str(caught.value).encode()
     assert not any((tmp_path / "elsewhere").iterdir())
@@ -325,14 +333,15 @@ class TestInstallers:
 
     def refused(self, wheel: Path, kind: type[Exception]) -> str:
         with pytest.raises(kind) as caught:
-            publish([wheel], wheel.parent)
+            publish(wheel.parent)
         assert not (wheel.parent / "simple").exists()
         error = caught.value
         assert isinstance(error, ArchiveError | PublishError | WheelError)
         return f"{error.because} / {error.next_step}"
 
     def test_a_healthy_one(self, tmp_path: Path, heard: Recorder) -> None:
-        publish([tagged(tmp_path, TAG, "Requires-Python: >=3.8, <3.13\n", ours=True)], tmp_path)
+        tagged(tmp_path, TAG, "Requires-Python: >=3.8, <3.13\n", ours=True)
+        publish(tmp_path)
         assert heard.warnings == []
 
     @pytest.mark.parametrize("copy", [" (1).whl", "(2).whl"])
@@ -359,7 +368,8 @@ class TestInstallers:
         assert "manylinux_2_34_aarch64, its name" in told
         generic = TAG.replace("manylinux_2_28", "linux")
         assert "linux_aarch64" in self.refused(tagged(tmp_path / "b", generic, ours=True), PublishError)
-        publish([tagged(tmp_path / "c", generic)], tmp_path / "c")
+        tagged(tmp_path / "c", generic)
+        publish(tmp_path / "c")
         (warning,) = heard.warnings
         assert "cp38-abi3-linux_aarch64" in warning, "upstream's own wheels have that"
 

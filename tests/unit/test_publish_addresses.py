@@ -22,7 +22,7 @@ WHEEL = "files/vllm-1.0+a-py3-none-any.whl"
         ("/srv/wheels", FolderTarget, "file:///srv/wheels/files/vllm-1.0%2Ba-py3-none-any.whl"),
         ("file:///srv/a%20b", FolderTarget, "file:///srv/a%20b/files/vllm-1.0%2Ba-py3-none-any.whl"),
         (
-            "s3://bucket/pre/fix?endpoint=http://localhost:1&region=eu",
+            "s3://bucket/pre/fix?endpoint=http://localhost:1",
             S3Target,
             "http://localhost:1/bucket/pre/fix/files/vllm-1.0%2Ba-py3-none-any.whl",
         ),
@@ -32,13 +32,14 @@ WHEEL = "files/vllm-1.0+a-py3-none-any.whl"
             "https://wheels.example.org/files/vllm-1.0%2Ba-py3-none-any.whl",
         ),
         (
-            "s3://bucket/p?region=eu-west-1",
+            "s3://bucket/p",
             S3Target,
             "https://bucket.s3.eu-west-1.amazonaws.com/p/files/vllm-1.0%2Ba-py3-none-any.whl",
         ),
     ],
 )
-def test_each_kind_is_opened(address: str, kind: type, url: str) -> None:
+def test_each_kind_is_opened(monkeypatch: pytest.MonkeyPatch, address: str, kind: type, url: str) -> None:
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
     target = open_target(address)
     assert type(target) is kind
     assert target.url(WHEEL) == url

@@ -165,11 +165,6 @@ def show(*, channel: str, history: bool, target: str, offline: bool, as_json: bo
 @click.argument("place", metavar="URL|FOLDER")
 @click.option("--wheel", type=_FILE, help="Verify that this file is a wheel of the channel.")
 @click.option(
-    "--wheels",
-    type=click.Choice(["all", "newest", "none"]),
-    help="Wheels that are read; all of a folder, the newest of an address by default.",
-)
-@click.option(
     "--requirements",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
@@ -177,16 +172,11 @@ def show(*, channel: str, history: bool, target: str, offline: bool, as_json: bo
 )
 @reading_options
 def verify(
-    *,
-    place: str,
-    wheel: Path | None,
-    wheels: WheelChoice | None,
-    requirements: Path | None,
-    offline: bool,
-    as_json: bool,
+    *, place: str, wheel: Path | None, requirements: Path | None, offline: bool, as_json: bool
 ) -> None:
-    """Verify the channel at URL or in FOLDER, such as …/channels/stable, with everything that it names.
+    """Verify the channel at URL or in FOLDER, such as …/channels/stable.
 
+    Of a folder every wheel is read, of an address the newest.
     Nothing is asked but that place: keys are those of the root that was pinned for it.
     """
     from platform import machine
@@ -202,8 +192,8 @@ def verify(
     from sparkwright.upstream import read_settings
 
     mirror, channel = open_mirror(place, read_settings(offline=offline))
-    default: WheelChoice = "none" if wheel else "all" if isinstance(mirror, FolderTarget) else "newest"
-    verified = verify_channel(mirror, channel, default_trust(), wheels=wheels or default)
+    chosen: WheelChoice = "none" if wheel else "all" if isinstance(mirror, FolderTarget) else "newest"
+    verified = verify_channel(mirror, channel, default_trust(), wheels=chosen)
     state, root = verified.state, verified.root
     listed = require_listed(state, wheel.name, sha256_file(wheel)) if wheel else None
     if requirements is not None:
@@ -211,18 +201,10 @@ def verify(
         with storing(f"writing {requirements}", instead="name another file"):
             write_atomically(requirements, text)
     if as_json:
-        print_json(
-            {
-                "channel": channel,
-                "generation": state.generation,
-                "digest": state.digest,
-                "expires": state.expires,
-                "signer": verified.signer,
-                "root": root.version,
-                "wheels": [file.filename for file in state.files],
-                "read": [file.filename for file in verified.wheels],
-            }
-        )
+        told = {"channel": channel, "generation": state.generation, "digest": state.digest}
+        told |= {"expires": state.expires, "signer": verified.signer, "root": root.version}
+        names, read = ([file.filename for file in files] for files in (state.files, verified.wheels))
+        print_json({**told, "wheels": names, "read": read})
         return
     click.echo(f"channel  {channel}, generation {state.generation}, signed by {verified.signer[:80]}")
     click.echo(f"root     version {root.version} of {root.written}")

@@ -19,7 +19,7 @@ from sparkwright.engine.companions import LISTS
 from sparkwright.lock import require_native
 from sparkwright.native.model import Target
 from sparkwright.pipeline.options import DEFAULT_PLATFORM
-from sparkwright.publish import dist_folder, publish, wheels_in
+from sparkwright.publish import dist_folder, publish
 from sparkwright.publish.evidence import attach_audit
 
 _OPEN = " (not compiled ahead: its arguments are not known)"
@@ -96,7 +96,7 @@ def command(
     folder = dist_folder(session.checkout.folder, out).absolute()
     made = make_companion(job, folder)
     attach_audit(folder, made.audit)
-    index = publish(wheels_in(folder), folder)
+    index = publish(folder)
     left = [name for name in _chosen(spec, target.arch, recipes, modules, stated=False) if name not in chosen]
     wheel = made.wheel
     described = {

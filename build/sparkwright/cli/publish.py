@@ -33,7 +33,7 @@ def command(session: Session, *, folder: Path | None) -> None:
             because="it holds no wheel",
             next_step="sparkwright wheel",
         )
-    index = publish(wheels, where, runtimes=runtimes_in(session.checkout.patchsets))
+    index = publish(where, runtimes=runtimes_in(session.checkout.patchsets))
     if session.as_json:
         print_json({"index": index.url, "files": [file.filename for file in index.files]})
         return

@@ -58,13 +58,13 @@ class Publish:
         return state.published
 
     def make(self, job: Job, state: BuildState) -> None:
-        from sparkwright.publish import publish, wheels_in
+        from sparkwright.publish import publish
 
         out = job.out
         listed = None
         # A run for another platform may place its wheel while this one writes pages without it.
         while listed != (listed := _listing(out)):
-            index = publish(wheels_in(out), out, digests=_known_digests(job), runtimes=_runtimes(job))
+            index = publish(out, digests=_known_digests(job), runtimes=_runtimes(job))
             for file in index.files:
                 _note_digest(job, out / file.filename, file.sha256)
         job.store.put_record("index", self.key(job, state) or "", {"folder": str(out), "pages": _pages(out)})

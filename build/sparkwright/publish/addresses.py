@@ -3,7 +3,7 @@
 | address | target |
 |---|---|
 | a path, ``file:///srv/wheels?wheels=…`` | a folder; its wheels may be served from another address |
-| ``s3://BUCKET/PREFIX?endpoint=…&region=…&public=…`` | an S3-compatible store |
+| ``s3://BUCKET/PREFIX?endpoint=…&public=…`` | an S3-compatible store |
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sparkwright.publish.target import Target
 from sparkwright.upstream.settings import read_settings
 
 _KINDS = "the kinds are a folder, file:// and s3://"
-_SETTINGS = {"file": ("wheels",), "s3": ("endpoint", "region", "public")}
+_SETTINGS = {"file": ("wheels",), "s3": ("endpoint", "public")}
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 
@@ -65,16 +65,12 @@ def _checked(address: str, scheme: str, settings: list[tuple[str, str]]) -> dict
     for key, value in settings:
         if key not in known:
             _refuse(address, f"{key!r} is none of its settings ({', '.join(known)})")
-        if key != "region" and urlsplit(value).scheme not in {"http", "https"}:
+        if urlsplit(value).scheme not in {"http", "https"}:
             _refuse(address, f"{key} is not an http or https address")
     return {key: value.rstrip("/") for key, value in settings}
 
 
 def _refuse(address: str, because: str) -> NoReturn:
-    """Refuse *address*, shown without what may be a password.
-
-    Raises:
-        ConfigError: always.
-    """
+    """Refuse *address*, shown without what may be a password."""
     shown = re.sub(r"//[^/]*@", "//***@", address)
     raise ConfigError(f"{shown!r} is no address of a target", because=because, next_step=_KINDS)

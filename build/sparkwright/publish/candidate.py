@@ -65,11 +65,7 @@ def gather(wheel: Path, channel: str, policy: ChannelPolicy, evidence: Path, pat
 
 
 def _runtime(wheel: Path, file: PublishedFile, patchsets: Path) -> bytes:
-    """Return the locked runtime that a wheel is promoted with: the file beside it, else that of its series.
-
-    Raises:
-        PublishError: the file beside the wheel is of another wheel.
-    """
+    """Return the locked runtime of a wheel: the file beside it, else that of its series."""
     path = beside(wheel)
     if not path.is_file():
         page = runtime_page(file, runtimes_in(patchsets))

@@ -127,11 +127,7 @@ class FolderTarget:
         return self.folder / checked_path(path)
 
     def _place(self, path: str) -> Path:
-        """Return the place of *path* for a change of it, which no link on the way leads elsewhere.
-
-        Raises:
-            UploadError: there is one.
-        """
+        """Return the place of *path* for a change of it, which no link on the way leads elsewhere."""
         at = self._at(path)
         link = next(
             (above for above in at.parents if self.folder in above.parents and above.is_symlink()), None
@@ -146,12 +142,7 @@ class FolderTarget:
 
     @contextlib.contextmanager
     def _open(self, path: str) -> Iterator[BinaryIO | None]:
-        """Give the file at *path*, `None` if there is none; a pipe is not waited for.
-
-        Raises:
-            StorageError: the disk is broken.
-            UploadError: it is no plain file, or not in the folder: a device has no end.
-        """
+        """Give the file at *path*, `None` if there is none; a pipe is not waited for."""
         at = self._at(path)
         with _using(f"reading {at}"):
             try:
@@ -170,12 +161,7 @@ class FolderTarget:
 
 @contextlib.contextmanager
 def _using(what: str) -> Iterator[None]:
-    """Turn an unusable folder into one error about *what*.
-
-    Raises:
-        StorageError: the disk is full, read-only or broken.
-        UploadError: a file is in the place of a folder, or the like.
-    """
+    """Turn an unusable folder into one error about *what*."""
     try:
         with storing(what, instead=_INSTEAD):
             yield

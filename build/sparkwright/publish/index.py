@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +28,7 @@ from sparkwright.lock.runtime import (
 )
 from sparkwright.publish.pages import SERIES, PublishedFile, all_pages
 from sparkwright.publish.series import series_of
-from sparkwright.store import atomic_file, hold, storing, write_atomically
+from sparkwright.store import hold, storing, write_atomically
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.checks import is_ours
 from sparkwright.wheel.names import WheelName, parse_name
@@ -75,38 +74,36 @@ def wheels_in(folder: Path) -> tuple[Path, ...]:
 
 
 def publish(
-    wheels: Sequence[Path],
     folder: Path,
     *,
     digests: Mapping[str, str] | None = None,
     runtimes: Mapping[str, LockedRuntime] | None = None,
 ) -> PublishedIndex:
-    """Make the index in *folder* list exactly *wheels*.
+    """Make the index in *folder* list exactly the wheels there.
 
-    A wheel that lies elsewhere is put into *folder* first. Files appear one by one, whole,
-    and in an order in which no page ever names a missing file: wheels and their metadata,
-    then the projects' pages, then the root; stale files are removed last, in reverse order. The
-    same wheels give the same bytes.
+    Files appear one by one, whole, and in an order in which no page ever names a missing file: metadata, then
+    the projects' pages, then the root; stale files are removed last, in reverse order. The same wheels give
+    the same bytes.
 
     Args:
-        wheels: the wheels to list.
-        folder: folder for the index; the pages go to ``simple/`` in it.
+        folder: folder of the wheels; the pages go to ``simple/`` in it.
         digests: SHA-256 of wheels by file name, if the caller has it; the other wheels are read.
         runtimes: locked runtimes by file name, see `runtimes_in`; each wheel gets its own beside it.
 
     Raises:
-        PublishError: two wheels have one name, a wheel is no plain file, its name and metadata disagree,
+        PublishError: a wheel is no plain file, its name and metadata disagree,
             or a file that `publish` did not write is in the place of a page.
         ArchiveError: a wheel cannot be read.
         WheelError: a file is not named as a wheel is.
         StorageError: the disk is full or cannot be written.
     """
+    wheels = wheels_in(folder)
     _check_wheels(wheels)
     with storing(f"publishing into {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         with hold(folder / _LOCK, f"the index in {folder}"):
             earlier = _read_written(folder)
-            described = [describe(_placed(wheel, folder), digests) for wheel in wheels]
+            described = [describe(wheel, digests) for wheel in wheels]
             files = sorted((file for file, _ in described), key=lambda file: (file.project, file.order))
             pages = {file.filename + _METADATA: metadata for file, metadata in described}
             pages |= dict(filter(None, (runtime_page(file, runtimes or {}) for file in files)))
@@ -176,23 +173,6 @@ def _check_wheels(wheels: Sequence[Path]) -> None:
                 "the index cannot be written", because=f"the name {_shown(wheel)} is not UTF-8",
                 next_step="rename it or move it away",
             ) from error  # fmt: skip
-    names = [wheel.name for wheel in wheels]
-    if doubled := sorted({name for name in names if names.count(name) > 1}):
-        raise PublishError("the index cannot be written", because=f"two wheels are called {doubled[0]}")
-
-
-def _placed(wheel: Path, folder: Path) -> Path:
-    """Return the path of *wheel* in *folder*; copy it there if it is elsewhere."""
-    target = folder / wheel.name
-    if wheel.parent.resolve() == folder.resolve():
-        return target
-    with (
-        atomic_file(target) as handle,
-        os.fdopen(os.dup(handle), "wb") as copy,
-        wheel.open("rb") as original,
-    ):
-        shutil.copyfileobj(original, copy, 1 << 20)
-    return target
 
 
 def describe(wheel: Path, digests: Mapping[str, str] | None = None) -> tuple[PublishedFile, bytes]:
@@ -233,11 +213,7 @@ def describe(wheel: Path, digests: Mapping[str, str] | None = None) -> tuple[Pub
 
 
 def _check_installable(name: WheelName, tags: Sequence[str], requires: str, generic: str) -> None:
-    """Refuse a wheel that installers refuse, or understand otherwise than the index says.
-
-    Raises:
-        PublishError: its tags are others than its name's, or its Requires-Python cannot be read.
-    """
+    """Refuse a wheel that installers refuse, or understand otherwise than the index says."""
     try:
         SpecifierSet(requires)
     except InvalidSpecifier as error:
@@ -290,11 +266,7 @@ def _write_written(folder: Path, digests: Mapping[str, str]) -> None:
 
 
 def _refuse_others(folder: Path, pages: Mapping[str, str], earlier: Mapping[str, str]) -> None:
-    """Refuse to replace a file that `publish` did not write.
-
-    Raises:
-        PublishError: such a file is in the place of a page.
-    """
+    """Refuse to replace a file that `publish` did not write."""
     for name, sha256 in pages.items():
         path = folder / name
         above = [at for at in path.parents if at != folder and at.is_relative_to(folder)]

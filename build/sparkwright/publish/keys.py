@@ -164,9 +164,6 @@ def _first_root(home: Path) -> ChannelRoot:
     """Make a key and the first root, which trusts that key alone.
 
     A key without a root is of a run that was killed, and is taken.
-
-    Raises:
-        SignatureError: there are several keys, whose roots were lost.
     """
     from tuf.api.metadata import Metadata, Root
 
@@ -221,11 +218,7 @@ def _write_private(path: Path, key: CryptoSigner) -> None:
 
 
 def _read_key(path: Path) -> CryptoSigner:
-    """Return the private key at *path*.
-
-    Raises:
-        SignatureError: others can read it, or it is no ed25519 key.
-    """
+    """Return the private key at *path*."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from securesystemslib.signer import CryptoSigner

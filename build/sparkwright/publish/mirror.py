@@ -81,11 +81,7 @@ class HttpMirror:
         return f"{self.root}/{quote(checked_path(path), safe='/')}"
 
     def _get(self, path: str, elsewhere: str, use: Callable[[requests.Response], T]) -> T | None:
-        """Return the result of *use* for the file at *path*, `None` if there is none.
-
-        Raises:
-            FetchError: it cannot be fetched.
-        """
+        """Return the result of *use* for the file at *path*, `None` if there is none."""
         import requests
 
         from sparkwright.upstream.network import RefusedFetchError, fetch_failed, open_session, retrying

@@ -245,10 +245,6 @@ class ChannelPublisher:
         """Write the channel's next generation with these *files*; see the module for the order.
 
         *deposits* are contents and digests of the files that were put for it, by path.
-
-        Raises:
-            LostRaceError: the pointer is not *current* any more, or other writers have the lease.
-            PublishError: the present generation is dated in the future.
         """
         before, written = current.state if current else None, stamp(now)
         ahead = before is not None and moment(before.written, channel) > now + CLOCK_SKEW

@@ -51,7 +51,6 @@ class S3Target:
     Attributes:
         prefix: of every key, without a slash at its end; may be empty.
         endpoint: address of a store that is not Amazon's.
-        region: its name; empty for that of the environment.
         public: address under which clients read, if it is not that of the bucket.
         settings: time-outs, tries and certificates.
     """
@@ -59,7 +58,6 @@ class S3Target:
     bucket: str
     prefix: str = ""
     endpoint: str = ""
-    region: str = ""
     public: str = ""
     settings: IndexSettings = field(default_factory=IndexSettings, repr=False)
 
@@ -137,7 +135,7 @@ class S3Target:
         key = quote(self._key(path), safe="/")
         if self.endpoint:
             return f"{self.endpoint}/{self.bucket}/{key}"
-        region = self.region or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         return f"https://{self.bucket}.s3.{region or 'us-east-1'}.amazonaws.com/{key}"
 
     def elsewhere(self, path: str) -> str:
@@ -176,13 +174,7 @@ class S3Target:
         return False
 
     def _do(self, what: str, path: str, call: Callable[[], T]) -> T:
-        """Return the result of *call*.
-
-        Raises:
-            FileNotFoundError: there is no such object.
-            LostRaceError: a condition was not met.
-            UploadError: the store cannot be reached, or refuses.
-        """
+        """Return the result of *call*."""
         try:
             return call()
         except (FileNotFoundError, SparkwrightError):
@@ -214,11 +206,7 @@ class S3Target:
 
     @property
     def _obstore(self) -> Any:
-        """The library.
-
-        Raises:
-            ToolError: it is not installed.
-        """
+        """The library."""
         try:
             import obstore
         except ImportError as error:
@@ -251,7 +239,6 @@ class S3Target:
             "backoff": {"init_backoff": pause, "max_backoff": 8 * pause, "base": 2},
         }
         more: Any = {"endpoint": self.endpoint} if self.endpoint else {}
-        more |= {"region": self.region} if self.region else {}
         return S3Store(self.bucket, client_options=client, retry_config=retry, **more)
 
 

@@ -92,11 +92,7 @@ def verify_channel(
 
 
 def _require_nothing_else(mirror: FolderTarget, channel: str) -> None:
-    """Refuse a file in a channel's folder that no publisher writes, such as a page that pip would take.
-
-    Raises:
-        TamperedError: there is one.
-    """
+    """Refuse a file in a channel's folder that no publisher writes, such as a page that pip would take."""
     top = metadata_path(channel, "")
     for path in mirror.files(f"{CHANNELS}/{channel}"):
         name = path.removeprefix(top)
@@ -112,11 +108,7 @@ def _require_nothing_else(mirror: FolderTarget, channel: str) -> None:
 
 
 def _verify_wheel(mirror: Mirror, file: ListedWheel, state: ChannelState) -> None:
-    """Verify the bytes of a wheel.
-
-    Raises:
-        TamperedError: they are not those that were signed.
-    """
+    """Verify the bytes of a wheel."""
     found = mirror.digest(file.path, max(one.size for one in state.files), file.url)
     if found is None:
         raise TamperedError(
