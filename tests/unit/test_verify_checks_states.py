@@ -12,8 +12,7 @@ from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import HostSample, MetricsSnapshot, Observation
 from sparkwright.verify.checks import ALL
-from sparkwright.verify.checks.machine import energy_per_token_j
-from sparkwright.verify.checks.states import find_wedge
+from sparkwright.verify.checks.machine import energy_per_token_j, find_wedge
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.simulator.faults import Faults, parse_faults
 from sparkwright.verify.simulator.machine import SimulatedCard

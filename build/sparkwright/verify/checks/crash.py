@@ -14,7 +14,7 @@ from sparkwright.engine.findings import Finding
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import Check, conclude
-from sparkwright.verify.checks.states import progress_finding
+from sparkwright.verify.checks.machine import progress_finding
 from sparkwright.verify.checks.triage import CheckedCells
 
 LONGEST = 64

@@ -17,6 +17,7 @@ from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.acceptance import DECAYS, drafter, not_speculating, paired_ratio
 from sparkwright.verify.checks.common import Check, Values, conclude
+from sparkwright.verify.checks.machine import state_findings
 from sparkwright.verify.checks.soak_rounds import (
     HOLD,
     LEAST_ROUNDS,
@@ -29,7 +30,6 @@ from sparkwright.verify.checks.soak_rounds import (
     longest_life,
     memory_trends,
 )
-from sparkwright.verify.checks.states import state_findings
 from sparkwright.verify.checks.triage import CheckedCells, Reason
 
 LEAST_HITS = 0.20

@@ -23,8 +23,7 @@ from sparkwright.verify.checks.acceptance import (
 )
 from sparkwright.verify.checks.common import Check, Values, conclude
 from sparkwright.verify.checks.figures import Figures, figures
-from sparkwright.verify.checks.machine import slow_state, told_of
-from sparkwright.verify.checks.states import state_findings
+from sparkwright.verify.checks.machine import slow_state, state_findings, told_of
 from sparkwright.verify.checks.triage import CheckedCells, Reason, describe
 from sparkwright.verify.datasets import CHATS
 from sparkwright.verify.profile import Profile

@@ -120,7 +120,9 @@ class Axis:
             step = next(step * power for step in (1, 2, 5, 10) if step * power * most >= high - low)
             first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
             found = [step * number for number in range(first, last + 1)]
-        return [(value * self.unit, f"{value:.0%}" if self.percent else _short(value)) for value in found]
+        return [
+            (value * self.unit, f"{100 * value:.0f} %" if self.percent else _short(value)) for value in found
+        ]
 
 
 def _short(value: float) -> str:
