@@ -120,7 +120,7 @@ def test_a_healthy_engine_under_load_is_left_alone(tmp_path: Path) -> None:
 
     this = asyncio.run(run())
     assert not this.heard("serve.incident")
-    assert "busy" in this.verdicts()
+    assert this.verdicts() == ["healthy"]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Judge a served engine by samples of its counters: healthy, busy, slow, starved, wedged or dead.
+"""Judge a served engine by samples of its counters: healthy, wedged or dead.
 
 An engine is *wedged* if it holds requests and does nothing for them, while ``/health`` may still answer 200.
 Anything that an engine does shows in a counter: generated tokens, tokens of finished prompts, preemptions, or
@@ -29,22 +29,20 @@ _BATCHED_TOKENS: Final = 8192
 _STARVED_MIB: Final = 1024.0
 _STARVED_PRESSURE: Final = 40.0
 _CANARIES: Final = 2
+_COUNTERS: Final = ("generated", "prompt", "preemptions")
 
 
 class WatchVerdict(StrEnum):
     """The state of an engine."""
 
     HEALTHY = "healthy"
-    BUSY = "busy"
-    SLOW = "slow"
-    STARVED = "starved"
     WEDGED = "wedged"
     DEAD = "dead"
 
     @property
     def ends(self) -> bool:
         """Tell if the engine has to be started again."""
-        return self in {WatchVerdict.WEDGED, WatchVerdict.DEAD}
+        return self is not WatchVerdict.HEALTHY
 
 
 @dataclass(frozen=True)
@@ -123,12 +121,10 @@ class Judgement:
 
     Attributes:
         because: the cause in words; empty for a healthy engine.
-        still_s: seconds without any sign of work while requests were held.
     """
 
     verdict: WatchVerdict
     because: str = ""
-    still_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -138,32 +134,27 @@ class Watchdog:
     Attributes:
         started_at: when the engine gave its first answer.
         worked_at: when the engine last did something, or held nothing.
-        tokens_at: when tokens last came, or it held nothing.
     """
 
     limits: WatchLimits = field(default_factory=WatchLimits)
     started_at: float | None = None
     last: EngineSample | None = None
     worked_at: float = 0.0
-    tokens_at: float = 0.0
 
     def observe(self, sample: EngineSample) -> tuple[Watchdog, Judgement]:
         """Return the watch after *sample*, and the judgement on the engine."""
         last = sample if self.last is None else _with_known(sample, self.last)
         idle = sample.responds and not _holds(sample)
-        tokens = self.last is None or idle or _brought_tokens(self.last, last)
-        works = tokens or self.last is None or _worked(self.last, last)
+        works = self.last is None or idle or _worked(self.last, last)
         watch = replace(
             self,
             started_at=sample.at if self.started_at is None else self.started_at,
             last=last,
             worked_at=sample.at if works else self.worked_at,
-            tokens_at=sample.at if tokens else self.tokens_at,
         )
-        still, silent = sample.at - watch.worked_at, sample.at - watch.tokens_at
+        still = sample.at - watch.worked_at
         found = _ended(sample, still, watch._limit(sample))  # noqa: SLF001 - of the same class
-        verdict, because = found or _state(sample, silent, self.limits.stall_s)
-        return watch, Judgement(verdict, because, still)
+        return watch, Judgement(*(found or (WatchVerdict.HEALTHY, "")))
 
     def _limit(self, sample: EngineSample) -> float:
         assert self.started_at is not None  # noqa: S101 - set with the first sample
@@ -180,18 +171,14 @@ def _holds(sample: EngineSample) -> bool:
 
 def _with_known(sample: EngineSample, last: EngineSample) -> EngineSample:
     """Return *sample* with the last known counters in place of those that could not be read."""
-    names = ("generated", "prompt", "preemptions", "kv_usage")
-    return replace(sample, **{name: getattr(last, name) for name in names if getattr(sample, name) < 0})
-
-
-def _brought_tokens(before: EngineSample, after: EngineSample) -> bool:
-    # A counter that went back is another engine's: it was started again unseen.
-    return after.generated != before.generated or after.canaries_good > before.canaries_good
+    names = (name for name in (*_COUNTERS, "kv_usage") if getattr(sample, name) < 0)
+    return replace(sample, **{name: getattr(last, name) for name in names})
 
 
 def _worked(before: EngineSample, after: EngineSample) -> bool:
-    counted = (after.prompt, after.preemptions) != (before.prompt, before.preemptions)
-    return counted or after.kv_usage > before.kv_usage
+    # A counter that went back is another engine's: it was started again unseen.
+    counted = any(getattr(after, name) != getattr(before, name) for name in _COUNTERS)
+    return counted or after.canaries_good > before.canaries_good or after.kv_usage > before.kv_usage
 
 
 def _ended(sample: EngineSample, still: float, limit: float) -> tuple[WatchVerdict, str] | None:
@@ -203,18 +190,6 @@ def _ended(sample: EngineSample, still: float, limit: float) -> tuple[WatchVerdi
     if still >= limit and (why := _wedged(sample, still)):
         return WatchVerdict.WEDGED, why
     return None
-
-
-def _state(sample: EngineSample, silent: float, stall_s: float) -> tuple[WatchVerdict, str]:
-    """Return the verdict on an engine that goes on."""
-    if sample.starved:
-        return WatchVerdict.STARVED, _short_of_memory(sample)
-    if not sample.responds:
-        return WatchVerdict.SLOW, f"its HTTP server has not answered for {silent:.0f} s"
-    if silent >= stall_s / 4:
-        doing = "kernels are compiled" if sample.compilers else f"{_held(sample)} held"
-        return WatchVerdict.SLOW, f"no token for {silent:.0f} s, and {doing}"
-    return (WatchVerdict.BUSY if sample.held else WatchVerdict.HEALTHY), ""
 
 
 def _wedged(sample: EngineSample, still: float) -> str:
@@ -232,12 +207,3 @@ def _wedged(sample: EngineSample, still: float) -> str:
 def _held(sample: EngineSample) -> str:
     many = f"{sample.held:.0f} request" + ("s are" if sample.held != 1 else " is")
     return many if sample.held else "a canary is"
-
-
-def _short_of_memory(sample: EngineSample) -> str:
-    said = []
-    if 0 <= sample.available_mib < _STARVED_MIB:
-        said.append(f"{sample.available_mib:.0f} MiB of the host's memory are left")
-    if sample.pressure >= _STARVED_PRESSURE:
-        said.append(f"everything waited for memory in {sample.pressure:.0f} % of the last ten seconds")
-    return " and ".join(said)

@@ -17,10 +17,8 @@ import msgspec
 from sparkwright.base.errors import ProcessError, ServerEndedError, SparkwrightError, UnknownNameError
 from sparkwright.base.events import emit, task, warn
 from sparkwright.serve.service.model import Scope, ServiceRecord
-from sparkwright.serve.watchdog import WatchVerdict
 
 _STOP_S = 300.0  # more than the unit's own limit
-_GOOD = frozenset(verdict for verdict in WatchVerdict if not verdict.ends)
 
 
 @dataclass(frozen=True)
@@ -120,7 +118,7 @@ class SystemdManager:
         active, line = shown.get("ActiveState", ""), shown.get("StatusText", "")
         if active != "active":
             return False, active or "it is not there"
-        return line.partition(":")[0] in _GOOD, line
+        return line == "healthy", line
 
     def answers(self) -> str:
         """Return empty if a request gets tokens, else the failure."""
