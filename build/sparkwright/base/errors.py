@@ -317,7 +317,7 @@ class PreflightError(SparkwrightError):
 
 
 class ServerEndedError(SparkwrightError):
-    """A served model's engine ended by itself, or could not be started again."""
+    """A served model's engine ended by itself, or was found wedged."""
 
     exit_code = 77
 
