@@ -34,6 +34,7 @@ from two_hosts_kit import FAST, TwoHosts, two_hosts
 from sparkwright.engine.tiny.models import VOCABULARY
 from sparkwright.engine.tiny.tokenizer import tokenizer, tokenizer_config
 
+# Triton's attention: each new home would compile the PTX of FlashAttention 2 for minutes.
 RECIPE = """\
 format = 1
 name = "tiny"
@@ -45,6 +46,9 @@ nodes = {nodes}
 tensor-parallel-size = {nodes}
 max-model-len = 2048
 max-num-seqs = 8
+attention-backend = "TRITON_ATTN"
+enforce-eager = true
+enable-flashinfer-autotune = false
 gpu-memory-utilization = 0.2
 
 [environment]

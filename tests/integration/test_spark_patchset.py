@@ -47,7 +47,7 @@ def needs(carry):
 # Probes that call CMake for each architecture take minutes, and so do Triton's kernels for NVFP4 in its
 # interpreter: anew with those on prefixes. Their recorded proofs are held against what is merged now.
 LONGEST = {"nvfp4-kv-triton", *(carry.name for carry in CARRIES if needs(carry))}
-FEW = 4
+FEW = 2
 
 
 def proved_anew(series, carries):
