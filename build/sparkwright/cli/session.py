@@ -15,18 +15,11 @@ from typing import Any, TypeVar
 import click
 
 from sparkwright.base.errors import (
-    CarryConflictError,
-    FetchError,
-    LostFileError,
     NotInStoreError,
-    PatchError,
     ProcessError,
-    ProofError,
-    RefError,
     SparkwrightError,
-    UnprovedError,
 )
-from sparkwright.base.events import JsonlSink, emit, subscribe, warn
+from sparkwright.base.events import JsonlSink, emit, subscribe
 from sparkwright.base.text import human_size
 from sparkwright.cli.globals import global_options, taking
 from sparkwright.cli.machines import counting_machines, machines_rows, machines_summary
@@ -34,7 +27,7 @@ from sparkwright.cli.output import unforeseen
 from sparkwright.cli.result import Part, Result
 from sparkwright.cli.terminal import showing_events
 from sparkwright.distributed.cluster import Cluster
-from sparkwright.git import Repository, discard, open_repository, unsoundness
+from sparkwright.git import Repository, inode, mended, open_repository, unsoundness
 from sparkwright.pipeline.checkout import Checkout, open_checkout, require_clone
 from sparkwright.pipeline.hints import keeping_series, with_series
 from sparkwright.pipeline.job import Job, make_job
@@ -43,14 +36,13 @@ from sparkwright.store import ActiveRun, Store, open_store, storing
 from sparkwright.store.prune import prune_logs
 from sparkwright.store.remote import RemoteSettings, RemoteTier
 from sparkwright.store.remote.tier import RemoteReport
-from sparkwright.store.usage import no_new_runs, oldest_run
 from sparkwright.upstream import Access, UpstreamSource, open_source, read_settings
 
 R = TypeVar("R")
 
 WORK = ".sparkwright"
-# The errors that damaged objects in the store's repository can cause.
-_GIT_ERRORS = (FetchError, PatchError, ProcessError, ProofError, RefError, UnprovedError)
+# What ends a command without a failure of its own.
+_NOT_OURS = (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError)
 _LOGS_KEPT_DAYS = 30.0
 _WRITABLE = "work in a writable folder: each run writes its event log there"
 
@@ -223,7 +215,7 @@ def _crashes_kept(folder: Path) -> Iterator[None]:
     """Turn an unexpected exception into one error, with its traceback in *folder*."""
     try:
         yield
-    except (SparkwrightError, click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+    except (SparkwrightError, *_NOT_OURS):
         raise
     except Exception as error:
         raise unforeseen(error, folder) from error
@@ -248,21 +240,29 @@ def _in_session(function: Callable[..., R], *, read_only: bool, clone: bool = Fa
     @functools.wraps(function)
     def wrapper(**arguments: Any) -> R:
         reading = read_only or arguments.get("only_plan", False)
-        with _open_session(read_only=reading, clone=clone, **global_options()) as session:
-            opened = None if reading else _inode(session.repository)
-            with counting_machines() as machines:
-                try:
-                    result = function(session, **arguments)
-                    failure = result.failure if isinstance(result, Result) else None
-                    if failure is None or not _mended(session, opened, failure):
-                        return _completed(session, result, machines)
-                except Exception as error:
-                    if not _mended(session, opened, error):
-                        raise
-                # Once: damage that comes back has another cause than the store.
-                with contextlib.closing(open_repository(session.store.git)) as repository:
-                    again = function(replace(session, repository=repository), **arguments)
-                    return _completed(session, again, machines)
+        with (
+            _open_session(read_only=reading, clone=clone, **global_options()) as session,
+            counting_machines() as machines,
+        ):
+            if reading:
+                return _completed(session, function(session, **arguments), machines)
+            damaged = functools.partial(
+                mended, session.store, session.repository, session.run, inode(session.repository)
+            )
+            try:
+                result = function(session, **arguments)
+                failure = result.failure if isinstance(result, Result) else None
+                if failure is None or not damaged(failure):
+                    return _completed(session, result, machines)
+            except _NOT_OURS:
+                raise
+            except Exception as error:
+                if not damaged(error):
+                    raise
+            # Once: damage that comes back has another cause than the store.
+            with contextlib.closing(open_repository(session.store.git)) as repository:
+                again = function(replace(session, repository=repository), **arguments)
+                return _completed(session, again, machines)
 
     return taking("root", "store_url", "offline", "quiet", "as_json")(wrapper)
 
@@ -293,52 +293,3 @@ def _remote_rows(report: RemoteReport) -> Iterator[Part]:
         yield "", f"{report.refused} refused: not what was asked for, or of unknown writers"
     if report.stopped:
         yield "", f"stopped: {report.stopped}"
-
-
-def _mended(session: Session, opened: int | None, error: Exception) -> bool:
-    """Tell if *error* came from damage in the store that is removed now, so that a second try can succeed."""
-    if opened is None:  # the session only reads
-        return False
-    if isinstance(error, LostFileError):  # removed by the code that found it
-        why = error.because
-    elif not _may_be_gits(error):
-        return False
-    elif why := unsoundness(session.repository):
-        begin_repository_again(session, why)
-    elif _inode(session.repository) != opened:
-        why = "another run found the repository damaged"
-    if not why:
-        return False
-    warn(f"the store was damaged; missing files are fetched or made again: {why}", because=why)
-    return True
-
-
-def begin_repository_again(session: Session, why: str) -> None:
-    """Discard the store's repository, which is damaged; *why* says how.
-
-    A run that has read of it would go on to write into the next one, trees whose parts are only in this one.
-
-    Raises:
-        ProcessError: another run uses it.
-    """
-    with session.store.scratch() as trash, no_new_runs(session.store.runs):
-        if oldest_run(session.store.runs, but=session.run) is not None:
-            raise ProcessError(
-                "git's objects in the store are damaged",
-                because=f"{why}; other runs use them, so that the repository cannot be begun again",
-                next_step="when those have ended, start again: what it held is fetched or made again",
-            )
-        session.repository.close()
-        discard(session.repository, trash)
-
-
-def _may_be_gits(error: Exception) -> bool:
-    if isinstance(error, (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError)):
-        return False
-    if isinstance(error, CarryConflictError):
-        return error.refused
-    return isinstance(error, _GIT_ERRORS) or not isinstance(error, SparkwrightError)
-
-
-def _inode(repository: Repository) -> int:
-    return repository.path.stat().st_ino if repository.path.exists() else 0

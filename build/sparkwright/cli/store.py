@@ -11,7 +11,7 @@ from sparkwright.base.errors import FetchError
 from sparkwright.base.text import human_size
 from sparkwright.cli.globals import Group
 from sparkwright.cli.result import Part, Result, Table
-from sparkwright.cli.session import Session, begin_repository_again, run_read_only
+from sparkwright.cli.session import Session, run_read_only
 from sparkwright.store.survey import KindTotal
 
 _COLUMNS = ("count", "size", "last used")
@@ -27,7 +27,7 @@ def command() -> None:
 @run_read_only
 def verify_command(session: Session, *, remove: bool) -> Result:
     """Hash every file, read every record and name, and check git's objects."""
-    from sparkwright.git import unsoundness
+    from sparkwright.git import begin_again, unsoundness
     from sparkwright.store.verify import StoreFault, remove_faults, unsound, verify
 
     files = verify(session.store)
@@ -36,7 +36,7 @@ def verify_command(session: Session, *, remove: bool) -> Result:
     if remove:
         remove_faults(files)
     if remove and why:
-        begin_repository_again(session, why)
+        begin_again(session.store, session.repository, session.run, why)
     damaged = [{"path": str(fault.path), "why": fault.why} for fault in faults]
     rows = [(str(fault.path.relative_to(session.store.home)), fault.why) for fault in faults]
     parts: list[Part] = [Table(("damaged", "why"), rows)] if faults else ["the store is sound"]

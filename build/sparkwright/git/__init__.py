@@ -18,7 +18,7 @@ from sparkwright.git.merging import MergeResult, merge_trees
 from sparkwright.git.packing import pack_tree, unpack_tree
 from sparkwright.git.refs import check_address, check_object_id, check_ref, refuse_secret
 from sparkwright.git.repository import Repository, as_argument, open_repository, require_git
-from sparkwright.git.soundness import discard, unsoundness
+from sparkwright.git.soundness import begin_again, inode, mended, unsoundness
 from sparkwright.git.trees import LINK, SUBMODULE, TreeEntry
 
 __all__ = [
@@ -31,16 +31,18 @@ __all__ = [
     "Repository",
     "TreeEntry",
     "as_argument",
+    "begin_again",
     "blob_id",
     "check_address",
     "check_object_id",
     "check_out",
     "check_ref",
-    "discard",
     "fetch",
     "import_files",
+    "inode",
     "list_remote",
     "make_read_only",
+    "mended",
     "merge_trees",
     "open_clone",
     "open_repository",

@@ -7,13 +7,26 @@ leads to it counts as whole. So the repository goes as a whole; what it held is 
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
-from sparkwright.base.events import emit
+from sparkwright.base.errors import (
+    CarryConflictError,
+    FetchError,
+    LostFileError,
+    PatchError,
+    ProcessError,
+    ProofError,
+    RefError,
+    SparkwrightError,
+    UnprovedError,
+)
+from sparkwright.base.events import emit, warn
 from sparkwright.git.repository import Repository
-from sparkwright.store import hold, storing
+from sparkwright.store import ActiveRun, Store, hold, storing
+from sparkwright.store.usage import no_new_runs, oldest_run
 
 _ANY = tuple(range(256))
+# The errors that damaged objects can cause.
+_GIT_ERRORS = (FetchError, PatchError, ProcessError, ProofError, RefError, UnprovedError)
 # History that was cut off, and what upstream's authors wrote against git's own advice, is no damage.
 _HARMLESS = ("notice: ", "warning", "error in ", "dangling ", "missing commit ", "broken link from  commit ")
 _OF_A_LINK = "to  commit "
@@ -37,14 +50,61 @@ def unsoundness(repository: Repository) -> str:
     return found[0] if len(found) == 1 else f"{found[0]}; and {len(found) - 1} more findings"
 
 
-def discard(repository: Repository, trash: Path) -> None:
-    """Move *repository* into the folder *trash* on the same disk; opening it again begins an empty one.
+def begin_again(store: Store, repository: Repository, run: ActiveRun, why: str) -> None:
+    """Discard the store's repository, which is damaged; *why* says how. Opening it again begins an empty one.
+
+    A run that has read of it would go on to write into the next one, trees whose parts are only in this one.
 
     Raises:
+        ProcessError: another run than *run* uses it.
         StorageError: the disk cannot be written.
     """
     path = repository.path
-    with hold(path.with_name(f"{path.name}.lock"), f"the repository {path}"), storing(f"removing {path}"):
-        if path.exists():
-            emit("store.removed", what="damaged", path=str(path))
-            path.rename(trash / os.urandom(8).hex())
+    with store.scratch() as trash, no_new_runs(store.runs):
+        if oldest_run(store.runs, but=run) is not None:
+            raise ProcessError(
+                "git's objects in the store are damaged",
+                because=f"{why}; other runs use them, so that the repository cannot be begun again",
+                next_step="when those have ended, start again: what it held is fetched or made again",
+            )
+        repository.close()
+        lock = path.with_name(f"{path.name}.lock")
+        with hold(lock, f"the repository {path}"), storing(f"removing {path}"):
+            if path.exists():
+                emit("store.removed", what="damaged", path=str(path))
+                path.rename(trash / os.urandom(8).hex())
+
+
+def inode(repository: Repository) -> int:
+    """Return what tells *repository* from one that is begun in its place."""
+    return repository.path.stat().st_ino if repository.path.exists() else 0
+
+
+def mended(store: Store, repository: Repository, run: ActiveRun, opened: int, error: Exception) -> bool:
+    """Tell if *error* came from damage in the store that is removed now, so that a second try can succeed.
+
+    Args:
+        store: the store.
+        repository: its repository, as *run* opened it.
+        run: the run that failed.
+        opened: the repository's `inode` then.
+        error: its failure.
+    """
+    if isinstance(error, LostFileError):  # removed by the code that found it
+        why = error.because
+    elif not _may_be_gits(error):
+        return False
+    elif why := unsoundness(repository):
+        begin_again(store, repository, run, why)
+    elif inode(repository) != opened:
+        why = "another run found the repository damaged"
+    if not why:
+        return False
+    warn(f"the store was damaged; missing files are fetched or made again: {why}", because=why)
+    return True
+
+
+def _may_be_gits(error: Exception) -> bool:
+    if isinstance(error, CarryConflictError):
+        return error.refused
+    return isinstance(error, _GIT_ERRORS) or not isinstance(error, SparkwrightError)
