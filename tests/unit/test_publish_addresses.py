@@ -27,11 +27,6 @@ WHEEL = "files/vllm-1.0+a-py3-none-any.whl"
             "http://localhost:1/bucket/pre/fix/files/vllm-1.0%2Ba-py3-none-any.whl",
         ),
         (
-            "s3://bucket?public=https://wheels.example.org/",
-            S3Target,
-            "https://wheels.example.org/files/vllm-1.0%2Ba-py3-none-any.whl",
-        ),
-        (
             "s3://bucket/p",
             S3Target,
             "https://bucket.s3.eu-west-1.amazonaws.com/p/files/vllm-1.0%2Ba-py3-none-any.whl",

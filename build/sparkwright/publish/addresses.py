@@ -3,7 +3,7 @@
 | address | target |
 |---|---|
 | a path, ``file:///srv/wheels?wheels=…`` | a folder; its wheels may be served from another address |
-| ``s3://BUCKET/PREFIX?endpoint=…&public=…`` | an S3-compatible store |
+| ``s3://BUCKET/PREFIX?endpoint=…`` | an S3-compatible store |
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sparkwright.publish.target import Target
 from sparkwright.upstream.settings import read_settings
 
 _KINDS = "the kinds are a folder, file:// and s3://"
-_SETTINGS = {"file": ("wheels",), "s3": ("endpoint", "public")}
+_SETTINGS = {"file": ("wheels",), "s3": ("endpoint",)}
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 
 

@@ -237,21 +237,6 @@ def history(read: Callable[[str], Stored | None], state: ChannelState) -> Iterat
         yield state
 
 
-def moment(text: str, what: str) -> datetime:
-    """Return the time that *text* states.
-
-    Raises:
-        SignatureError: it states none, or one without a zone.
-    """
-    try:
-        found = datetime.fromisoformat(text)
-    except ValueError:
-        found = None
-    if found is None or found.tzinfo is None:
-        raise SignatureError(f"{what} cannot be read", because=f"{text!r} is no time")
-    return found
-
-
 def stamp(at: datetime) -> str:
     """Return *at* as text, in UTC and whole seconds."""
     return at.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -245,10 +245,6 @@ def _put(path: Path, data: bytes) -> bool:
     return True
 
 
-def _is_ours(path: Path, sha256: str) -> bool:
-    return path.is_file() and sha256_file(path) == sha256
-
-
 def _read_written(folder: Path) -> dict[str, str]:
     """Return the SHA-256 of every page and metadata file that `publish` wrote in *folder*, by its path there.
 
@@ -288,7 +284,7 @@ def _remove_stale(folder: Path, stale: Mapping[str, str]) -> tuple[str, ...]:
     removed = []
     for name, sha256 in sorted(stale.items(), key=lambda item: (item[0].endswith(_METADATA), item[0])):
         path = folder / name
-        if not _is_ours(path, sha256):
+        if not path.is_file() or sha256_file(path) != sha256:
             continue
         path.unlink()
         removed.append(name)

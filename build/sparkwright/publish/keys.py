@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import PublishError, SignatureError, UntrustedKeyError
-from sparkwright.base.events import emit, warn
+from sparkwright.base.events import warn
 from sparkwright.publish.channel import stamp
 from sparkwright.publish.roots import ONLINE, OURS, ChannelRoot, read_root, root_name
 from sparkwright.store import atomic_file, hold, storing, write_atomically
@@ -144,7 +144,6 @@ def rotate_key(
             _write_private(split, signing)
         _write_root(home, before, root, [signing, key], {} if split is not None else {old: told})
         (home / f"{old}.pem").unlink(missing_ok=True)
-    emit("key.rotated", old=old, new=key.public_key.keyid, revoked=bool(revoke))
     return load_publisher(home)
 
 

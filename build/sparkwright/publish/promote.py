@@ -30,7 +30,6 @@ from sparkwright.publish.channel import (
     ListedWheel,
     history,
     metadata_path,
-    moment,
     require_channel_name,
     stamp,
     state_path,
@@ -247,7 +246,7 @@ class ChannelPublisher:
         *deposits* are contents and digests of the files that were put for it, by path.
         """
         before, written = current.state if current else None, stamp(now)
-        ahead = before is not None and moment(before.written, channel) > now + CLOCK_SKEW
+        ahead = before is not None and before.written > stamp(now + CLOCK_SKEW)
         if before and ahead and not self.adopt:
             raise PublishError(
                 f"channel {channel} cannot be changed by this clock",

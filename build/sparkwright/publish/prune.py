@@ -18,7 +18,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from itertools import pairwise
 
 from sparkwright.base.events import emit, task
 from sparkwright.companion.package import PROJECT as COMPANION
@@ -132,8 +131,12 @@ class Pruner:
             policy = self.policies.get(channel)
             days = policy.keep_days if policy else None
             since = "" if days is None else stamp(self.now - timedelta(days=days))
-            for state in _kept(self.publisher.history(present.state), since):
+            ended = "9"  # the present generation has not ended
+            for state in self.publisher.history(present.state):
+                if ended < since:  # it was followed by another one before that time
+                    break
                 named |= {state_path(channel, state.digest), *(file.folder for file in state.files)}
+                ended = state.written
         return named
 
 
@@ -144,16 +147,6 @@ def unit_of(path: str) -> str:
     """
     found = _UNIT.match(path)
     return found[1] or found[2] if found else ""
-
-
-def _kept(generations: Sequence[ChannelState], since: str) -> list[ChannelState]:
-    """Return those of *generations*, the newest first, that were present at *since* or later."""
-    kept = [generations[0]]
-    for later, state in pairwise(generations):
-        if later.written < since:
-            break
-        kept.append(state)
-    return kept
 
 
 def _newest_of_each(files: Sequence[ListedWheel]) -> set[str]:

@@ -51,14 +51,12 @@ class S3Target:
     Attributes:
         prefix: of every key, without a slash at its end; may be empty.
         endpoint: address of a store that is not Amazon's.
-        public: address under which clients read, if it is not that of the bucket.
         settings: time-outs, tries and certificates.
     """
 
     bucket: str
     prefix: str = ""
     endpoint: str = ""
-    public: str = ""
     settings: IndexSettings = field(default_factory=IndexSettings, repr=False)
 
     def read(self, path: str) -> Stored | None:
@@ -130,8 +128,6 @@ class S3Target:
 
     def url(self, path: str) -> str:
         """See `Mirror.url`."""
-        if self.public:
-            return f"{self.public}/{quote(path, safe='/')}"
         key = quote(self._key(path), safe="/")
         if self.endpoint:
             return f"{self.endpoint}/{self.bucket}/{key}"

@@ -10,15 +10,15 @@ from typing import Literal
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import SignatureError, TamperedError
-from sparkwright.base.events import emit, task
+from sparkwright.base.events import task
 from sparkwright.publish.channel import (
     CHANNELS,
     CLOCK_SKEW,
     ChannelState,
     ListedWheel,
     metadata_path,
-    moment,
     require_channel_name,
+    stamp,
 )
 from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.roots import ChannelRoot
@@ -69,7 +69,7 @@ def verify_channel(
     read = read_channel(mirror.read, channel, trust, place)
     state, root = read.state, read.root
     assert root is not None  # noqa: S101 - it was verified
-    if moment(state.written, f"channel {channel}") > datetime.now(UTC) + CLOCK_SKEW:
+    if state.written > stamp(datetime.now(UTC) + CLOCK_SKEW):
         raise SignatureError(
             f"channel {channel} is from the future",
             because=f"it was written on {state.written}",
@@ -84,10 +84,6 @@ def verify_channel(
                 require_signed(mirror.read(path), sha256, what, mirror.url(path), _ELSEWHERE)
             _verify_wheel(mirror, file, state)
             progress.advance(file.size)
-    emit(
-        "channel.verified", channel=channel, generation=state.generation, signer=read.signer,
-        wheels=len(chosen),
-    )  # fmt: skip
     return VerifiedChannel(state, read.signer, tuple(chosen), root)
 
 
