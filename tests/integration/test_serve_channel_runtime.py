@@ -96,14 +96,16 @@ def test_a_companion_says_itself_what_it_is_enough_for(offered: Offered) -> None
 
 
 def test_a_changed_companion_or_runtime_is_refused(offered: Offered) -> None:
+    (runtime,) = offered.world.published.rglob("*.requirements.txt")
+    data = runtime.read_bytes()
+    runtime.unlink()
+    with pytest.raises(TamperedError, match="the runtime of"):
+        offered.runtime()
+    runtime.write_bytes(data)
     (copy,) = offered.world.published.rglob(offered.companion.name)
     copy.chmod(0o644)
     copy.write_bytes(copy.read_bytes() + b"0")
     with pytest.raises(DigestError):
-        offered.runtime()
-    (runtime,) = offered.world.published.rglob("*.requirements.txt")
-    runtime.unlink()
-    with pytest.raises(TamperedError, match="the runtime of"):
         offered.runtime()
 
 
@@ -157,4 +159,6 @@ def test_the_command_needs_no_checkout(
     (runtime,) = offered.world.published.rglob("*.requirements.txt")
     runtime.chmod(0o644)
     runtime.write_bytes(runtime.read_bytes().replace(b"1.2.3", b"1.2.4"))
+    assert main(words) == 0, "what was signed is in the store"
+    monkeypatch.setenv("SPARKWRIGHT_HOME", str(tmp_path / "another"))
     assert main(words) == 65

@@ -11,7 +11,6 @@ from sparkwright.base.errors import ConfigError, ToolError
 from sparkwright.publish.addresses import open_target
 from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.s3_target import S3Target
-from sparkwright.publish.target import is_hidden
 
 WHEEL = "files/vllm-1.0+a-py3-none-any.whl"
 
@@ -77,12 +76,6 @@ def test_other_addresses_are_refused_in_one_line(address: str, because: str) -> 
     assert raised.match(r"\A[^\n]*\Z")
     assert re.search(because, raised.value.because)
     assert "hunter2" not in str(raised.value) + raised.value.next_step
-
-
-def test_locks_are_hidden() -> None:
-    assert is_hidden("files/.a.whl.lock")
-    assert is_hidden("stable/.channel.json.lock/owner")
-    assert not is_hidden("files/a.b.whl")
 
 
 def test_s3_without_obstore_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

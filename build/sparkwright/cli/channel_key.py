@@ -86,9 +86,10 @@ def pin(*, place: str, digest: str, offline: bool, as_json: bool) -> None:
 def _home(channel: str, *, new: bool = False) -> Path:
     """Return the folder of this machine's key for *channel*, which has to exist unless it may be *new*."""
     from sparkwright.publish.channel import require_channel_name
-    from sparkwright.publish.keys import published_root, publisher_home
+    from sparkwright.publish.keys import published_root
+    from sparkwright.publish.trust import default_trust
 
-    home = publisher_home() / require_channel_name(channel)
+    home = default_trust().publisher / require_channel_name(channel)
     if not new and published_root(home) is None:
         raise UnknownNameError(
             f"this machine has no key for channel {channel}",

@@ -44,7 +44,6 @@ class ListedWheel(Model, frozen=True):
 
     Attributes:
         project: its project's name, normalized after PEP 503.
-        version: its PEP 440 version.
         uploaded: when it came into the channel, in UTC.
         yanked: the reason for which it was taken back; `None` if it was not.
         url: its absolute address where it is on another host than the channel; empty elsewhere.

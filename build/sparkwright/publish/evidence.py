@@ -162,14 +162,8 @@ def require_evidence(
 ) -> tuple[AttachedEvidence, ...]:
     """Return the evidence about *wheel* that *policy* requires.
 
-    Args:
-        wheel: the wheel.
-        sha256: its digest.
-        channel: the channel, for errors.
-        policy: the channel's.
-        folder: the folder with the evidence of all wheels.
-        runtime: the digest of the locked runtime that is promoted with it, which ``verify`` has to have run
-            with; empty for none.
+    It is in *folder*, with that of all wheels; ``verify`` has to have run with the locked *runtime* that is
+    promoted with the wheel, if any.
 
     Raises:
         MissingEvidenceError: a kind is missing; the error names the command for each.

@@ -54,13 +54,6 @@ class ChannelKeys:
         return str(self.signer.public_key.keyid)
 
 
-def publisher_home() -> Path:
-    """Return the folder of this machine's keys, one folder for each channel."""
-    from platformdirs import user_data_path
-
-    return user_data_path("sparkwright") / "publisher"
-
-
 def published_root(home: Path) -> ChannelRoot | None:
     """Return the newest root in *home*, the folder of a channel, each version verified by the one before.
 

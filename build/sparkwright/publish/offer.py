@@ -34,9 +34,6 @@ class ChannelOffer:
     Attributes:
         state: the channel's generation.
         chosen: the wheel's entry.
-        store: where fetched files go.
-        mirror: the copy of the target.
-        settings: how to reach addresses.
     """
 
     state: ChannelState
@@ -71,11 +68,13 @@ class ChannelOffer:
             flashinfer: version of FlashInfer in the environment.
             target: machine and card.
         """
-        offered = [
-            self._fetched(file)
-            for file in self.state.offered
-            if _is_for(file, target) and file.version.partition("+")[0] == flashinfer
-        ]
+        offered = []
+        for file in self.state.offered:
+            release, _, local = file.version.partition("+")
+            machine = parse_name(file.filename).machine
+            of_card = machine == target.machine and architecture_name(target) in local.split(".")
+            if of_card and (file.project, release) == (COMPANION, flashinfer):
+                offered.append(self._fetched(file))
         return companion_of_recipe(offered, recipe, flashinfer, target)
 
     def _fetched(self, file: ListedWheel) -> Path:
@@ -88,15 +87,6 @@ class ChannelOffer:
             address = file.url or self.mirror.address(file.path)
             fetch_artifact(self.store, artifact, self.settings, address=address)
         return self.store.named_file(file.sha256, file.filename)
-
-
-def _is_for(file: ListedWheel, target: Target) -> bool:
-    name, local = parse_name(file.filename), file.version.partition("+")[2]
-    return (
-        file.project == COMPANION
-        and name.machine == target.machine
-        and architecture_name(target) in local.split(".")
-    )
 
 
 def open_channel(

@@ -31,9 +31,7 @@ class PublishedFile:
     Attributes:
         project: its project's name, normalized after PEP 503.
         version: its PEP 440 version.
-        filename: its name, unescaped.
         sha256: digest of its bytes, 64 hex digits.
-        size: in bytes.
         requires_python: PEP 440 specifier, or the empty string.
         metadata_sha256: digest of its METADATA, 64 hex digits.
     """

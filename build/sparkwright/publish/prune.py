@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from sparkwright.base.events import emit, task
-from sparkwright.companion.package import PROJECT as COMPANION
+from sparkwright.companion.package import is_companion
 from sparkwright.publish.channel import (
     CHANNELS,
     ChannelState,
@@ -156,13 +156,12 @@ def _newest_of_each(files: Sequence[ListedWheel]) -> set[str]:
     that the newest one is the one that came last.
     """
     found: dict[tuple[str, str, str], str] = {}
-    ordered = sorted(newest_first(files), key=lambda file: file.uploaded * _is_companion(file), reverse=True)
+    companions = {file.sha256 for file in files if is_companion(file.filename)}
+    ordered = sorted(
+        newest_first(files), key=lambda file: file.uploaded * (file.sha256 in companions), reverse=True
+    )
     for file in sorted(ordered, key=lambda file: file.yanked is not None):
         tags = "-".join(file.filename.removesuffix(".whl").split("-")[-3:])
-        line = file.version.rpartition(".k")[0] if _is_companion(file) else series_of(file.version)
+        line = file.version.rpartition(".k")[0] if file.sha256 in companions else series_of(file.version)
         found.setdefault((file.project, line, tags), file.sha256)
     return set(found.values())
-
-
-def _is_companion(file: ListedWheel) -> bool:
-    return file.project == COMPANION

@@ -135,12 +135,6 @@ class _Files(FetcherInterface):
 def read_channel(read: Read, channel: str, trust: Trust, place: str) -> ReadChannel:
     """Return the present generation of *channel*, verified by the root that counts at *place*; remember it.
 
-    Args:
-        read: reads the target or a copy of it.
-        channel: the channel's name.
-        trust: the pinned roots, and what was seen.
-        place: the address of the channel.
-
     Raises:
         UnknownNameError: there is no such channel.
         SignatureError: metadata are damaged, unsigned, of another channel, or have a wrong signature.

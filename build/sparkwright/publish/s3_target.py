@@ -21,7 +21,7 @@ from urllib.parse import quote
 
 from sparkwright.base.digests import CHUNK, sha256_file
 from sparkwright.base.errors import LostRaceError, SparkwrightError, ToolError, UploadError
-from sparkwright.publish.target import Entry, Stored, checked_path, is_hidden, lost_race, require_digest
+from sparkwright.publish.target import Entry, Stored, checked_path, lost_race, require_digest
 from sparkwright.upstream.settings import IndexSettings
 
 T = TypeVar("T")
@@ -119,7 +119,8 @@ class S3Target:
             }
 
         found = self._do("listing", prefix or ".", listed)
-        return {path: entry for path, entry in found.items() if not is_hidden(path)}
+        hidden = {path for path in found if any(part.startswith(".") for part in path.split("/"))}
+        return {path: entry for path, entry in found.items() if path not in hidden}
 
     def remove(self, path: str) -> None:
         """See `Target.remove`."""

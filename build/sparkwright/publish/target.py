@@ -25,7 +25,6 @@ class Stored:
     """A small file at a target.
 
     Attributes:
-        data: its bytes.
         tag: name of this content for `Target.replace`: the target's ETag, or the SHA-256 of *data*.
     """
 
@@ -180,8 +179,3 @@ def hashed(chunks: Iterator[bytes], most: int) -> tuple[str, int]:
         if size > most:
             break
     return digest.hexdigest(), size
-
-
-def is_hidden(path: str) -> bool:
-    """Return if a part of *path* begins with a dot, as locks do."""
-    return any(part.startswith(".") for part in path.split("/"))

@@ -14,7 +14,7 @@ from pathlib import Path
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import SignatureError, UntrustedKeyError
 from sparkwright.publish.channel import metadata_path
-from sparkwright.publish.keys import published_root, publisher_home
+from sparkwright.publish.keys import published_root
 from sparkwright.publish.roots import ChannelRoot, read_root, root_name
 from sparkwright.publish.target import Mirror, Target
 from sparkwright.store import storing, write_atomically
@@ -121,8 +121,10 @@ def place_of(mirror: Mirror | Target, channel: str) -> str:
 
 def default_trust() -> Trust:
     """Return the user's, in ``sparkwright/trusted`` and ``sparkwright/publisher`` of the data folder."""
-    home = publisher_home()
-    return Trust(home.with_name("trusted"), home)
+    from platformdirs import user_data_path
+
+    home = user_data_path("sparkwright")
+    return Trust(home / "trusted", home / "publisher")
 
 
 def _of_channel(root: ChannelRoot, channel: str, place: str) -> ChannelRoot:

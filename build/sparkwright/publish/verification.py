@@ -53,11 +53,7 @@ def verify_channel(
 ) -> VerifiedChannel:
     """Verify *channel* at *mirror*, and remember its generation.
 
-    Args:
-        mirror: the copy of the target.
-        channel: the channel's name.
-        trust: the pinned roots, and what was seen before.
-        wheels: the wheels that are read, with what is beside them; yanked ones only with ``all``.
+    *wheels* are those that are read, with what is beside them; yanked ones only with ``all``.
 
     Raises:
         SparkwrightError: see `sparkwright.publish.repository.read_channel`.
