@@ -307,7 +307,8 @@ def services(scratch: Path) -> dict[str, Any]:
             words = ("service", "install", recipe, scope, "--dry-run", "--run-as", "spark")
             told = call(*words, *(["--use", use] if use else []), "--json", folder=root, **variables)
             files = {
-                one["path"].lstrip("/"): [oct(int(one["mode"], 8)), one["text"]] for one in told.json["files"]
+                one["path"].lstrip("/"): [oct(int(one["mode"], 8)), one["text"]]
+                for one in told.json.get("files", ())
             }
             found[f"{recipe} {use or 'single'} {scope[2:]}"] = plain(
                 {"status": told.status, "files": files}, scratch

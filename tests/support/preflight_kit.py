@@ -10,7 +10,6 @@ GIB = 1 << 30
 SPARK_TOTAL = int(121.69 * GIB)
 GB10 = CardFacts("NVIDIA GB10", "12.1", "580.95.05", mode="Default", persistence="Enabled")
 H200 = CardFacts("NVIDIA H200", "9.0", "580.95.05", 140 * GIB, 139 * GIB, "Default", "Enabled")
-TOOLS = {"nvcc": "/usr/local/cuda/bin/nvcc"}
 ENGINE = EngineFacts(
     version="0.24.0+spark.1",
     machine="aarch64",
@@ -32,7 +31,7 @@ def spark(
         "SwapTotal": 16 * GIB,
         "SwapFree": int((16 - swap) * GIB),
     }
-    keys = {"machine": "aarch64", "disk_free": 500 * GIB, "tools": TOOLS, **keys}
+    keys = {"machine": "aarch64", "disk_free": 500 * GIB, "compiler": "/usr/local/cuda/bin/nvcc", **keys}
     return HostFacts(meminfo=meminfo, card=card, **keys)
 
 

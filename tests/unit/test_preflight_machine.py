@@ -48,7 +48,7 @@ QWEN3 = frozenset({"Qwen3ForCausalLM"})
 BARE, LATER = {"flashinfer-python": "0.6.1"}, {**ENGINE.packages, "flashinfer-python": "0.7.2.post1"}
 BARE_LATER = {"flashinfer-python": "0.7.2.post1"}
 FP8 = {"flags": {"kv-cache-dtype": "fp8"}, "capability": "12.1", "name": "m"}
-NONE, FALLBACK = {"host": spark(tools={})}, {"fp8-kv-fallback": "refuse", "nvcc": "warn"}
+NONE, FALLBACK = {"host": spark(compiler="")}, {"fp8-kv-fallback": "refuse", "nvcc": "warn"}
 LOADED = {"flags": {"load-format": "instanttensor"}}
 CLASH = {"flags": {"kv-cache-dtype": "fp8", "attention-backend": "FLASH_ATTN"}}
 
@@ -205,7 +205,7 @@ def test_a_companion_without_the_kernels_of_the_recipe(model, arch, lacks, becau
     engine = replace(ENGINE, companion_arch=arch, companion_lacks=lacks, packages=looks)
     served = recipe(model, name="m")
     assert levels(served, engine=engine) == ({"jit": "note"} if because else {})
-    found = run_preflight(start(served, spark(tools={}), engine=engine))
+    found = run_preflight(start(served, spark(compiler=""), engine=engine))
     assert [one.check for one in found] == (["nvcc"] if because else [])
     assert all(because in one.because for one in found)
     # Without the sampler's kernel, and only then, vLLM's own sampler is a way out.
@@ -216,9 +216,9 @@ def test_a_companion_without_the_kernels_of_the_recipe(model, arch, lacks, becau
 def test_the_command_for_missing_kernels_names_series_machine_and_card(model):
     bare = replace(ENGINE, packages={"flashinfer-python": "0.6.1"})
     (found,) = run_preflight(start(recipe(model, name="m"), engine=bare))
-    assert "build --series 0.24 --platform aarch64 --arch 12.1a --recipe m)" in found.next_step
+    assert "companion --series 0.24 --platform aarch64 --arch 12.1a --recipe m)" in found.next_step
     (found,) = run_preflight(start(recipe(model, name="m"), engine=replace(bare, version="")))
-    assert "build --platform aarch64 --arch 12.1a --recipe m)" in found.next_step
+    assert "companion --platform aarch64 --arch 12.1a --recipe m)" in found.next_step
 
 
 def test_gemma_and_gpt_oss_are_left_to_triton(tmp_path):
@@ -241,7 +241,7 @@ def test_the_release_of_nvcc_is_read(tmp_path):
     program.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
     program.chmod(0o755)
     found = read_host({"CUDA_HOME": str(tmp_path), "PATH": ""}, models=tmp_path)
-    assert (found.tools["nvcc"], found.nvcc) == (str(program), (13, 0))
+    assert (found.compiler, found.nvcc) == (str(program), (13, 0))
     program.write_text("#!/bin/sh\nexit 1\n")
     assert read_host({"CUDA_HOME": str(tmp_path), "PATH": ""}, models=tmp_path).nvcc == ()
 

@@ -30,7 +30,7 @@ from sparkwright.serve.service import (
     load_record,
     make_key,
     plan_install,
-    plan_uninstall,
+    uninstall,
 )
 from sparkwright.serve.service.files import command_line, unit_text
 from sparkwright.serve.service.model import Scope
@@ -194,7 +194,7 @@ def test_variables_of_the_user_s_survive_a_second_installation(where: ServicePla
     apply_plan(plan_install(options("user", port=9000), where), run_commands=False)
     assert where.variables.read_text() == "HF_TOKEN=abc\n"
     assert "9000" in where.unit.read_text()
-    apply_plan(plan_uninstall(where), run_commands=False)
+    uninstall(where, run_commands=False)
     assert not where.unit.exists()
     assert where.variables.exists()
 
@@ -250,7 +250,7 @@ def test_a_recipe_of_one_s_own_is_copied_and_stays(where: ServicePlaces, tmp_pat
     apply_plan(plan, run_commands=False)
     assert where.recipe.read_text() == "the recipe's text"
     assert f" serve {where.recipe} " in where.unit.read_text()
-    apply_plan(plan_uninstall(where), run_commands=False)
+    uninstall(where, run_commands=False)
     assert where.recipe.exists()
 
 

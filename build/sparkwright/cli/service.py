@@ -92,7 +92,7 @@ def install(
         made = service.make_key(places.key, shell_key(os.environ))
         slot = _prepared(places, wheel, chosen, asked, offline=offline)
         record.write(places.record)
-        service.apply_plan(plan, run_commands=True)
+        service.apply_plan(plan)
     _change(places, record, slot, wheel.wheel, chosen, predict=not force)
     service.run_all(plan.afterwards)  # what has never answered is not started at boot
     _show_installed(places, made=made, as_json=as_json)
@@ -165,10 +165,8 @@ def uninstall(*, name: str, purge: bool, offline: bool, as_json: bool, **asked: 
     """Stop and remove a service; its key, variables and environments stay without --purge."""
     del offline
     places = _places(name, asked)
-    plan = service.plan_uninstall(places)
-    there = [path for path in plan.removed if path.exists()]
     own = (places.key, places.variables, places.recipe)
-    service.apply_plan(plan, run_commands=has_systemd(places.scope))
+    there = service.uninstall(places, run_commands=has_systemd(places.scope))
     if purge:
         there += [path for path in own if path.exists()]
         for path in own:

@@ -224,11 +224,11 @@ def _uncompiled(
         of = {"arch": engine.companion_arch, "card": card.name, "capability": card.capability}
         yield finding("companion", companion=COMPANION, version=version, **of)
         return
-    nvcc, oldest = host.tools.get("nvcc"), _FIRST_NVCC.get(card.capability, ())
+    nvcc, oldest = host.compiler, _FIRST_NVCC.get(card.capability, ())
     old = bool(host.nvcc) and host.nvcc < oldest
     texts = {"kernels": "some of FlashInfer's kernels" if lacks else "FlashInfer's kernels", "why": why}
     texts["remedy"] = remedy
-    if nvcc is None:
+    if not nvcc:
         sampler = ", or set VLLM_USE_FLASHINFER_SAMPLER=0" if not lacks or "sampling" in lacks else ""
         yield finding("nvcc", sampler=sampler, **texts)
     elif old:
@@ -237,7 +237,7 @@ def _uncompiled(
     else:
         yield finding("jit", nvcc=nvcc, **texts)
     attention = not lacks or any(name.startswith("attention-") for name in lacks)
-    if attention and (nvcc is None or old):
+    if attention and (not nvcc or old):
         yield from _fp8_attention(facts.recipe, card, engine, facts.target, remedy)
 
 

@@ -39,7 +39,6 @@ _FIELDS = (
 )
 _MIB = 1 << 20
 _ENVIRONMENT = 8 * GIB  # torch with CUDA's libraries, vLLM and the wheel's parts: 6 GiB and what is fetched
-_TOOLS = ("nvcc", "ptxas", "ninja", "g++")
 _SECONDS = 20.0
 
 
@@ -96,7 +95,7 @@ class HostFacts:
         processes: lines of ``nvidia-smi`` about programs on the card: process id, name, memory.
         disk_free: free bytes where models are cached; -1 where unknown.
         taken: ports of those asked about that something listens at.
-        tools: paths of compilers that just-in-time compilation uses, by name, as far as they are there.
+        compiler: path of nvcc, as FlashInfer would find it; empty where it is not there.
         nvcc: release of nvcc, such as ``(13, 0)``; empty where it is not there or does not say.
         glibc: version of the C library; empty where it is another one.
         lacks: what Triton compiles with on each host and is not there: ``compiler``, ``headers``.
@@ -108,7 +107,7 @@ class HostFacts:
     processes: tuple[str, ...] = ()
     disk_free: int = -1
     taken: frozenset[int] = frozenset()
-    tools: Mapping[str, str] = field(default_factory=dict)
+    compiler: str = ""
     nvcc: tuple[int, ...] = ()
     glibc: tuple[int, ...] = ()
     lacks: tuple[str, ...] = ()
@@ -139,7 +138,7 @@ def read_host(
     environment: Mapping[str, str], *, models: Path, ports: Iterable[int] = (), address: str = "127.0.0.1"
 ) -> HostFacts:
     """Return the facts about this machine."""
-    meminfo, tools, free = Path("/proc/meminfo"), _tools(environment), -1
+    meminfo, compiler, free = Path("/proc/meminfo"), _nvcc(environment), -1
     with contextlib.suppress(OSError):
         free = shutil.disk_usage(_nearest(models)).free
     return HostFacts(
@@ -149,8 +148,8 @@ def read_host(
         processes=_processes(),
         disk_free=free,
         taken=frozenset(port for port in ports if port and is_taken(address, port)),
-        tools=tools,
-        nvcc=_nvcc_release(tools.get("nvcc", "")),
+        compiler=compiler,
+        nvcc=_nvcc_release(compiler),
         glibc=tuple(int(part) for part in platform.libc_ver()[1].split(".") if part.isdecimal()),
         lacks=tuple(_lacks(environment)),
     )
@@ -228,13 +227,11 @@ def is_taken(address: str, port: int) -> bool:
     return False
 
 
-def _tools(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the compilers for run time that would be found, as torch and FlashInfer look for them."""
-    search = environment.get("PATH", "")
+def _nvcc(environment: Mapping[str, str]) -> str:
+    """Return the path of nvcc as torch and FlashInfer look for it; empty where it is not there."""
     homes = [environment.get("CUDA_HOME", ""), environment.get("CUDA_PATH", ""), "/usr/local/cuda"]
-    search = os.pathsep.join([*(f"{home}/bin" for home in homes if home), search])
-    found = {name: shutil.which(name, path=search) for name in _TOOLS}
-    return {name: path for name, path in found.items() if path}
+    folders = [*(f"{home}/bin" for home in homes if home), environment.get("PATH", "")]
+    return shutil.which("nvcc", path=os.pathsep.join(folders)) or ""
 
 
 def check_machine(recipe: Recipe, host: HostFacts, address: str, port: int) -> Iterator[Finding]:

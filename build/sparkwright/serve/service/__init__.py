@@ -9,8 +9,8 @@ from sparkwright.serve.service.files import (
     apply_plan,
     make_key,
     plan_install,
-    plan_uninstall,
     run_all,
+    uninstall,
 )
 from sparkwright.serve.service.model import ServiceOptions, ServicePlaces, ServiceRecord, load_record
 
@@ -26,8 +26,8 @@ __all__ = [
     "load_record",
     "make_key",
     "plan_install",
-    "plan_uninstall",
     "roll_back",
     "run_all",
+    "uninstall",
     "upgrade",
 ]

@@ -36,17 +36,16 @@ class PlannedFile:
 
 @dataclass(frozen=True)
 class InstallPlan:
-    """The changes of an installation or of its removal.
+    """The changes of an installation.
 
     Attributes:
-        commands: commands to run then, where systemd runs; for a removal, before it.
-        afterwards: commands to run once the service has answered; for a removal, after it.
+        commands: commands to run then.
+        afterwards: commands to run once the service has answered.
     """
 
     files: tuple[PlannedFile, ...] = ()
     commands: Commands = ()
     afterwards: Commands = ()
-    removed: tuple[Path, ...] = ()
 
 
 def plan_install(options: ServiceOptions, places: ServicePlaces, own_recipe: str = "") -> InstallPlan:
@@ -74,16 +73,6 @@ def plan_install(options: ServiceOptions, places: ServicePlaces, own_recipe: str
         tuple(files),
         commands=(*before, (*systemctl, "daemon-reload")),
         afterwards=((*systemctl, "enable", places.unit_name),),
-    )
-
-
-def plan_uninstall(places: ServicePlaces) -> InstallPlan:
-    """Return the removal of a service; its key, variables, own recipe and environments stay."""
-    systemctl = _systemctl(places.scope)
-    return InstallPlan(
-        commands=((*systemctl, "disable", "--now", places.unit_name),),
-        afterwards=((*systemctl, "daemon-reload"), (*systemctl, "reset-failed", places.unit_name)),
-        removed=(places.unit, places.sysusers, places.record),
     )
 
 
@@ -187,27 +176,35 @@ def make_key(path: Path, given: str = "") -> bool:
     return True
 
 
-def apply_plan(plan: InstallPlan, *, run_commands: bool) -> None:
-    """Write and remove the files of *plan*, and run its commands, but those for a service that has answered.
-
-    Args:
-        plan: the plan.
-        run_commands: run them; without, where systemd does not run, only files change.
+def apply_plan(plan: InstallPlan, *, run_commands: bool = True) -> None:
+    """Write the files of *plan*, and run its commands, but those for a service that has answered.
 
     Raises:
         ProcessError: a command failed.
     """
-    anything = tuple(range(256))  # what is not loaded cannot be stopped, and need not be
-    if plan.removed and run_commands:
-        run_all(plan.commands, accept=anything)
     for file in plan.files:
         if not (file.kept and file.path.exists()):
             _write(file)
-    for path in plan.removed:
-        path.unlink(missing_ok=True)
+    if run_commands:
+        run_all(plan.commands)
+
+
+def uninstall(places: ServicePlaces, *, run_commands: bool = True) -> list[Path]:
+    """Remove a service, return its files that were there; key, variables, own recipe and environments stay.
+
+    What is not loaded cannot be stopped, and need not be: commands may fail.
+    """
+    systemctl, anything = _systemctl(places.scope), tuple(range(256))
+    if run_commands:
+        run_all(((*systemctl, "disable", "--now", places.unit_name),), accept=anything)
+    removed = [path for path in (places.unit, places.sysusers, places.record) if path.exists()]
+    for path in removed:
+        path.unlink()
         emit("service.removed", path=str(path))
     if run_commands:
-        run_all(plan.afterwards if plan.removed else plan.commands, accept=anything if plan.removed else (0,))
+        after = ((*systemctl, "daemon-reload"), (*systemctl, "reset-failed", places.unit_name))
+        run_all(after, accept=anything)
+    return removed
 
 
 def _write(file: PlannedFile) -> None:
