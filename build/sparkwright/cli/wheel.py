@@ -21,6 +21,7 @@ from sparkwright.cli.session import Session, run_in_session
 from sparkwright.lock import require_native
 from sparkwright.lock.bump import bump_command
 from sparkwright.pipeline import Job, apply, plan
+from sparkwright.pipeline.checkout import Checkout
 from sparkwright.pipeline.device_code import foreign_extensions
 from sparkwright.pipeline.hints import with_series
 from sparkwright.pipeline.options import CompileOptions, TargetOptions
@@ -179,15 +180,18 @@ def _shown(job: Job, state: BuildState) -> Iterator[Part]:
     yield "pin", _told_pin(job)
     if job.spec.arch is None:
         yield "kernels", f"upstream's, from {job.stock_wheel.filename} (no native input changed)"
-        if job.checkout.lock.native is not None:
-            yield (
-                "",
-                with_series("'make wheel KERNELS=native' compiles them for the card instead", job.checkout),
-            )
+        yield "", native_hint(job.checkout)
     else:
         yield from _shown_kernels(job, state)
     yield "index", job.out / "simple"
     yield "next", install_command(path)
+
+
+def native_hint(checkout: Checkout) -> str:
+    """Return the way to native kernels; empty where the lock does not say what they are compiled with."""
+    if checkout.lock.native is None:
+        return ""
+    return with_series("'make wheel KERNELS=native' compiles them for the card instead", checkout)
 
 
 def _pin(job: Job) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from world import World
 
 from sparkwright.base.digests import to_json
 from sparkwright.base.errors import MissingSourceError, WheelError
+from sparkwright.cli.wheel import native_hint
 from sparkwright.git import open_repository
 from sparkwright.lock.native import Candidate, SourcePin
 from sparkwright.native.extensions import record_extension
@@ -104,9 +105,12 @@ class TestUpstream:
         assert taking.wheels == [wheel]
         assert wheel.read_bytes() == made
 
+    def test_native_ones_are_suggested_where_the_lock_says_what_compiles_them(self, compiling: World) -> None:
+        assert "KERNELS=native" in native_hint(open_checkout(compiling.root))
+
     def test_nothing_of_them_can_stand_in_the_way(self, taking: World) -> None:
         (taking.root / "carries" / "card" / "1.2.0.patch").write_text("no patch at all")
-        assert "KERNELS=native" in taking.good("wheel").out
+        taking.good("wheel")
         assert "left-out" in taking.good("merge").out
 
     def test_they_need_no_proof(self, compiling: World) -> None:
