@@ -19,6 +19,7 @@ from sparkwright.git import open_repository
 from sparkwright.lock.native import Candidate, SourcePin
 from sparkwright.native.extensions import record_extension
 from sparkwright.native.model import Extension, Target
+from sparkwright.pipeline import open_checkout
 from sparkwright.wheel import (
     KERNELS,
     AssemblyPlan,
