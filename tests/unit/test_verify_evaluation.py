@@ -10,13 +10,12 @@ import pytest
 
 from sparkwright.base.errors import ConfigError, ServerError
 from sparkwright.engine.findings import Verdict
+from sparkwright.verify.eval_scores import TaskScore, read_scores
 from sparkwright.verify.evaluation import (
     EvalLimits,
     EvalRequest,
-    TaskScore,
     evaluate,
     evaluation_run,
-    read_scores,
     run_benchy,
 )
 from sparkwright.verify.statistics import ratio_interval, share_interval

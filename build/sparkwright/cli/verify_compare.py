@@ -102,9 +102,9 @@ def command(
         recorded_options,
         refuse_stated,
         require_libraries,
+        show_results,
         showing_run,
     )
-    from sparkwright.cli.verify_show import show_results
 
     require_libraries()
     kind = "" if resume else _compared(before, after, vary)

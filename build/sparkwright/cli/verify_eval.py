@@ -74,14 +74,12 @@ def command(
     Tasks that generate text are supported. With --recipe a score fails if its whole interval is below the
     recipe's lowest one, and is undecided if a part is. Figures of llama-benchy are attached, not judged.
     """
-    from sparkwright.cli.verify import evidence_folder, refuse_stated, require_libraries
-    from sparkwright.cli.verify_show import show_results
+    from sparkwright.cli.verify import evidence_folder, refuse_stated, require_libraries, show_results
 
     require_libraries()
     from sparkwright.recipes import load_recipe
     from sparkwright.store.paths import default_home
-    from sparkwright.verify.evaluation import EvalRequest, evaluate, evaluation_run, run_benchy
-    from sparkwright.verify.evaluation.benchy import FILE as BENCHY_FILE
+    from sparkwright.verify.evaluation import BENCHY_FILE, EvalRequest, evaluate, evaluation_run, run_benchy
     from sparkwright.verify.options import VerifyOptions
     from sparkwright.verify.results import write_report
 
@@ -135,7 +133,8 @@ def _limits(bounds: Sequence[EvalBound], least: tuple[str, ...], before: Path | 
     Raises:
         ConfigError: one is no score, or the earlier evaluation cannot be read.
     """
-    from sparkwright.verify.evaluation import EvalLimits, read_scores
+    from sparkwright.verify.eval_scores import read_scores
+    from sparkwright.verify.evaluation import EvalLimits
 
     given = dict(map(_score_of, least))
     stated = {one.name: one for one in bounds if not {one.task, one.name} & given.keys()}
