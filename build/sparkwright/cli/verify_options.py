@@ -83,6 +83,7 @@ OPTIONS = (
         help="Also send the sweep's prompts at these rates a second, such as 0.5,2, whatever has ended.",
     ),
     click.option("--slo", default="", help="Find the highest rate that keeps these limits: ttft_p95=2s."),
+    click.option("--soak-seconds", "soak_s", type=float, default=0.0, help="How long the soak takes."),
     click.option("--thinking", is_flag=True, help="Let the model think before it answers questions."),
     SPEED,
     SEED,

@@ -54,6 +54,7 @@ class VerifyOptions(Model, frozen=True):
     checks: tuple[str, ...] = ()
     levels: tuple[int, ...] = ()
     categories: tuple[str, ...] = ()
+    soak_s: float = 0.0
     boots: int = 0
     thinking: bool = False
     speed: float = 0.0

@@ -125,7 +125,7 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
             raise unknown_name("profile", options.profile, list(PROFILES))
         base = PROFILES[options.profile]
     changes: dict[str, Any] = {"seed": options.seed}
-    for name in ("levels", "categories", "boots", "thinking", "max_tokens"):
+    for name in ("levels", "categories", "soak_s", "boots", "thinking", "max_tokens"):
         if value := getattr(options, name):
             changes[name] = value
     if options.boots:
@@ -180,8 +180,9 @@ def _refuse(options: VerifyOptions, profile: Profile) -> None:
     require_known(options.require)
     for url in filter(None, (options.url, options.baseline_url)):
         check_address(url)
-    if not (math.isfinite(options.speed) and options.speed >= 0):
-        raise ConfigError("--speed takes a positive number", because=f"{options.speed:g} is not one")
+    for option, value in (("--soak-seconds", options.soak_s), ("--speed", options.speed)):
+        if not (math.isfinite(value) and value >= 0):
+            raise ConfigError(f"{option} takes a positive number", because=f"{value:g} is not one")
     simulated, compared = options.simulator, options.compared
     refusals: tuple[tuple[object, str, str, str], ...] = (
         (

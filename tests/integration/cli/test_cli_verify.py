@@ -261,7 +261,7 @@ REFUSED = {
     "another password": (
         ("--url", "http://127.0.0.1:9", "--baseline-url", f"http://bob:{KEY}@127.0.0.1:8"), 82, "127.0.0.1:8"
     ),
-    "less than nothing": (("--demo", "--speed=-5"), 10, "--speed"),
+    "less than nothing": (("--demo", "--soak-seconds=-5"), 10, "--soak-seconds"),
     "for ever": (("--demo", "--speed=inf"), 10, "--speed"),
     "a rate without limits": (("--demo", "--checks", "capacity"), 10, "--slo"),
     "another objective": (("--demo", "--slo", "ttft_p85=2s"), 10, "p85"),

@@ -17,7 +17,7 @@ from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation, Sample
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks.common import Check, Values, text_of
+from sparkwright.verify.checks.common import Check, Values, finding
 from sparkwright.verify.checks.machine import disturbances, told_of
 from sparkwright.verify.checks.triage import SEVERITY, CheckedCells, Reason, troubles, unanswered
 from sparkwright.verify.datasets import CHATS
@@ -185,18 +185,16 @@ def _judge(slo: Slo, context: Context, seen: CheckedCells) -> list[Finding]:
     verdict = max((verdict for verdict, _ in reasons), key=SEVERITY.index)
     late = max((lateness_s(one.samples, speed) for one in observations), default=0.0)
     longest = max((step.duration_s for step in steps), default=0.0)
-    told = {"share": slo.share, "late": allowed_lateness_s(slo, longest) * 1e3}
     return [
-        Finding(
-            check=NAME,
-            name=text_of("capacity.rate", "name", told),
-            definition=text_of("capacity.rate", "definition", told),
-            verdict=verdict,
-            cause=next(cause for reason, cause in reasons if reason is verdict),
+        finding(
+            NAME,
+            "capacity.rate",
+            verdict,
+            next(cause for reason, cause in reasons if reason is verdict),
             measured={**measured, "client late p95 ms": round(late * 1e3, 2)},
-            threshold=text_of("capacity.rate", "threshold", told),
             evidence=tuple(one.cell.key for one in observations),
-            warnings=tuple(warnings),
+            warnings=warnings,
+            told={"share": slo.share, "late": allowed_lateness_s(slo, longest) * 1e3},
         )
     ]
 

@@ -131,16 +131,43 @@ def conclude(
         reasons += [(trouble.verdict, trouble.cause) for trouble in seen.troubles]
     verdict = max((verdict for verdict, _ in reasons), key=SEVERITY.index, default=Verdict.PASS)
     causes = list(dict.fromkeys(cause for reason, cause in reasons if reason is verdict))
+    return finding(
+        seen.check,
+        key,
+        verdict,
+        _join(causes) if verdict is not Verdict.PASS else passed,
+        measured=measured,
+        evidence=[cell.key for cell in seen.planned],
+        warnings=list(dict.fromkeys(warnings)),
+        told=told,
+    )
+
+
+def finding(
+    check: str,
+    key: str,
+    verdict: Verdict,
+    cause: str,
+    *,
+    measured: Mapping[str, float | str] | None = None,
+    evidence: Sequence[str] = (),
+    warnings: Sequence[str] = (),
+    told: Mapping[str, object] | None = None,
+) -> Finding:
+    """Return a finding that is not concluded from a check's sound cells, with the texts of *key*."""
+    name, definition, threshold = (
+        text_of(key, part, told or {}) for part in ("name", "definition", "threshold")
+    )
     return Finding(
-        check=seen.check,
-        name=text_of(key, "name", told),
-        definition=text_of(key, "definition", told),
+        check=check,
+        name=name,
+        definition=definition,
         verdict=verdict,
-        cause=_join(causes) if verdict is not Verdict.PASS else passed,
+        cause=cause,
         measured=dict(measured or {}),
-        threshold=text_of(key, "threshold", told),
-        evidence=tuple(cell.key for cell in seen.planned),
-        warnings=tuple(dict.fromkeys(warnings)),
+        threshold=threshold,
+        evidence=tuple(evidence),
+        warnings=tuple(warnings),
     )
 
 

@@ -11,7 +11,7 @@ from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.checks.answers import Solved, answers_agree, mean_distance, right_answers
-from sparkwright.verify.checks.common import Values, text_of
+from sparkwright.verify.checks.common import Values, finding
 from sparkwright.verify.checks.triage import describe
 from sparkwright.verify.statistics import one_sided_excess
 
@@ -45,41 +45,22 @@ def judge_quality(before: Sequence[Cells], after: Sequence[Cells], keys: Sequenc
     return [_answers(*answers), _tasks(*tasks), _failures(before, after, keys)]
 
 
-def finding(
-    key: str,
-    verdict: Verdict,
-    cause: str,
-    *,
-    measured: Values | None = None,
-    evidence: Sequence[Observation] = (),
-    warnings: Sequence[str] = (),
-    told: Mapping[str, object] | None = None,
-) -> Finding:
-    """Return a finding of a comparison, with the texts of *key*."""
-    return Finding(
-        check=NAME,
-        name=text_of(key, "name", told or {}),
-        definition=text_of(key, "definition", told or {}),
-        verdict=verdict,
-        cause=cause,
-        measured=measured or {},
-        threshold=text_of(key, "threshold", told or {}),
-        evidence=tuple(one.cell.key for one in evidence),
-        warnings=tuple(warnings),
-    )
+def keys_of(observations: Sequence[Observation]) -> tuple[str, ...]:
+    """Return the keys of the cells of *observations*."""
+    return tuple(one.cell.key for one in observations)
 
 
 def _answers(before: Sequence[Observation], after: Sequence[Observation]) -> Finding:
     old, new = ({o.cell.load.concurrency: o for o in side} for side in (before, after))
     if not old or not all(o.counted for o in (*before, *after)):
         why = "answers with log-probabilities were not measured on both sides: run the check `lossless`"
-        return finding("quality.answers", Verdict.NOT_APPLICABLE, why)
+        return finding(NAME, "quality.answers", Verdict.NOT_APPLICABLE, why)
     lowest, *higher = sorted(old)
     pairs = [(old[level], new[level]) for level in (lowest, *higher)]
     null = [(old[lowest], old[level]) for level in higher]
     found = answers_agree(pairs, null)
     if found.against:
-        return finding("quality.answers", Verdict.NOT_APPLICABLE, found.against[0][1])
+        return finding(NAME, "quality.answers", Verdict.NOT_APPLICABLE, found.against[0][1])
     measured: Values = {
         **found.figures,
         "largest of one server nat": round(found.usual, 4),
@@ -92,7 +73,9 @@ def _answers(before: Sequence[Observation], after: Sequence[Observation]) -> Fin
     cause = f"{sum(gaps)} of {len(gaps)} answers differ{more}, all of them at near ties"
     odd = found.beyond(found.limit, "part at a token that rounding does not explain")
     verdict = Verdict.FAIL if odd else Verdict.PASS
-    return finding("quality.answers", verdict, odd or cause, measured=measured, evidence=before)
+    return finding(
+        NAME, "quality.answers", verdict, odd or cause, measured=measured, evidence=keys_of(before)
+    )
 
 
 def _tasks(before: Sequence[Observation], after: Sequence[Observation]) -> Finding:
@@ -106,7 +89,7 @@ def _tasks(before: Sequence[Observation], after: Sequence[Observation]) -> Findi
         verdict, cause = Verdict.FAIL, f"{cause} (p = {p:.4f}), such as {solved.lost[0]}"
     measured: Values = {"solved": solved.after, "solved before": solved.before, "tasks": solved.total}
     measured |= {"lost": lost, "won": won}
-    return finding("quality.tasks", verdict, cause, measured=measured, evidence=before)
+    return finding(NAME, "quality.tasks", verdict, cause, measured=measured, evidence=keys_of(before))
 
 
 def _failures(before: Sequence[Cells], after: Sequence[Cells], keys: Sequence[str]) -> Finding:
@@ -123,5 +106,5 @@ def _failures(before: Sequence[Cells], after: Sequence[Cells], keys: Sequence[st
                 worse.append(f"the server ended in {describe(seen.cell)}")
     total = sum(len(run[key].samples) for run in after for key in keys)
     if worse:
-        return finding("quality.failures", Verdict.FAIL, "; ".join(worse[:3]))
-    return finding("quality.failures", Verdict.PASS, f"of {total} requests no more failed than before")
+        return finding(NAME, "quality.failures", Verdict.FAIL, "; ".join(worse[:3]))
+    return finding(NAME, "quality.failures", Verdict.PASS, f"of {total} requests no more failed than before")

@@ -17,11 +17,11 @@ from sparkwright.base.errors import ConfigError
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation, Sample
 from sparkwright.verify.checks.acceptance import paired_ratio
-from sparkwright.verify.checks.common import Values
+from sparkwright.verify.checks.common import Values, finding
 from sparkwright.verify.checks.compare import by_prompt, interval_of
 from sparkwright.verify.checks.figures import event_gap_ms, figures
 from sparkwright.verify.checks.machine import told_of
-from sparkwright.verify.checks.quality import Cells, finding, judge_quality
+from sparkwright.verify.checks.quality import NAME, Cells, judge_quality, keys_of
 from sparkwright.verify.checks.triage import troubles
 from sparkwright.verify.compare import LEAST_STARTS, Ratio, compare_starts
 from sparkwright.verify.run import Run
@@ -98,7 +98,7 @@ def compare_runs(before: Sequence[Run], after: Sequence[Run], spread: float = SP
         "title": f"{', '.join(names['before'])} → {', '.join(names['after'])}",
         "profile": "finished runs",
         "speed": speed,
-        "checks": ("compare",),
+        "checks": (NAME,),
         "cells in common": len(keys),
         "cells left out": len({key for run in (*old, *new) for key in run}) - len(keys),
         **names,
@@ -187,11 +187,12 @@ class _Level:
         if ratio is not None:
             measured = {**interval_of(ratio), "prompts": prompts}
         return finding(
+            NAME,
             f"runs.{key}",
             verdict,
             cause,
             measured=measured | self._figures(key),
-            evidence=self.before[0],
+            evidence=keys_of(self.before[0]),
             told={"level": self.concurrency},
         )
 
@@ -241,8 +242,9 @@ def _differing(before: Sequence[Run], after: Sequence[Run]) -> Finding:
     tokens, tokens_before = _least_cache(new), _least_cache(old)
     if not (tokens and tokens_before):
         why = "a log does not say how many tokens fit"
-        return finding("runs.cache", Verdict.NOT_APPLICABLE, why, warnings=warnings)
+        return finding(NAME, "runs.cache", Verdict.NOT_APPLICABLE, why, warnings=warnings)
     return finding(
+        NAME,
         "runs.cache",
         Verdict.FAIL if tokens < LESS_CACHE * tokens_before else Verdict.PASS,
         f"{tokens} tokens fit, before {tokens_before}",

@@ -19,7 +19,7 @@ from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks import coherence, lossless
-from sparkwright.verify.checks.common import Check, Values, text_of
+from sparkwright.verify.checks.common import Check, Values, finding
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.checks.quality import judge_quality
@@ -282,7 +282,7 @@ class SettingsComparison:
             "starts": sum(one.starts for one in trials),
             "spread between starts %": round(100 * spread.deviation, 2),
         }
-        return _finding("settings.best", {}, verdict, cause, measured=measured)
+        return finding(NAME, "settings.best", verdict, cause, measured=measured)
 
     def _row(
         self,
@@ -314,7 +314,9 @@ class SettingsComparison:
         if ratio is not None and not trial.out:
             cause += f", {ratio.change} against the recipe as it is"
         told = {"name": self.configurations[index].name}
-        return _finding("settings.arm", told, verdict, cause, measured=measured, warnings=trial.remarks)
+        return finding(
+            NAME, "settings.arm", verdict, cause, measured=measured, warnings=trial.remarks, told=told
+        )
 
 
 @dataclass(frozen=True)
@@ -345,24 +347,3 @@ def _rate(observation: Observation, speed: float) -> float:
     """Return tokens a second of all requests, in the server's time."""
     found = figures(observation, speed)
     return found.steady_tok_s if math.isfinite(found.steady_tok_s) else found.whole_tok_s
-
-
-def _finding(
-    key: str,
-    told: Mapping[str, object],
-    verdict: Verdict,
-    cause: str,
-    *,
-    measured: Values,
-    warnings: tuple[str, ...] = (),
-) -> Finding:
-    return Finding(
-        check=NAME,
-        name=text_of(key, "name", told),
-        definition=text_of(key, "definition", told),
-        verdict=verdict,
-        cause=cause,
-        measured=measured,
-        threshold=text_of(key, "threshold", told),
-        warnings=warnings,
-    )
