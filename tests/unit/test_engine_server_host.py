@@ -20,7 +20,7 @@ from sparkwright.engine.server.environment import prepare_requirement, prepare_w
 from sparkwright.engine.server.launch import start_server
 from sparkwright.engine.tiny import write_tiny_models
 from sparkwright.engine.tiny.tokenizer import alphabet, tokenizer
-from sparkwright.recipes import load_recipe, variant
+from sparkwright.recipes import load_recipe
 
 
 def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str, status: int = 0) -> None:
@@ -304,7 +304,7 @@ def test_a_wheel_whose_record_is_broken_says_so(tmp_path: Path, record: str) -> 
 def test_smoke_starts_on_generated_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     card(monkeypatch, tmp_path, "9.0")
     python = prepare_wheel(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env")
-    recipe = variant(load_recipe("smoke"), runner="v2", eager=True)
+    recipe = load_recipe("smoke")
     this = start_server(recipe, folder=tmp_path / "run", python=python, api_key="secret", port=8123)
     argv, variables = this.launch.argv, this.launch.environment
     assert argv[:5] == (str(python), "-m", "vllm.entrypoints.cli.main", "serve", argv[4])
@@ -314,7 +314,6 @@ def test_smoke_starts_on_generated_models(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert argv[4] == str(tmp_path / "run" / "tiny-models" / "target")
     speculative = json.loads(argv[argv.index("--speculative-config") + 1])
     assert speculative["model"] == str(tmp_path / "run" / "tiny-models" / "drafter")
-    assert variables["VLLM_USE_V2_MODEL_RUNNER"] == "1"
     assert variables["HF_HUB_OFFLINE"] == "1"
     assert "secret" not in argv, "every user of a machine sees arguments"
     assert this.endpoint.api_key == variables["VLLM_API_KEY"] == "secret"

@@ -21,7 +21,6 @@ from sparkwright.recipes.recipe import (
     serve_arguments,
     served_recipe,
     shipped_path,
-    variant,
 )
 from sparkwright.recipes.rules import RULES, Rule, check_compatible, incompatibilities
 
@@ -48,5 +47,4 @@ __all__ = [
     "serve_arguments",
     "served_recipe",
     "shipped_path",
-    "variant",
 ]

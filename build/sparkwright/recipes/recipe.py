@@ -310,40 +310,6 @@ def _counts(reason: str, use: Use) -> bool:
     return use.speculation or reason.partition(".")[0] != "speculative"
 
 
-def variant(
-    recipe: Recipe,
-    *,
-    runner: Runner = "",
-    eager: bool | None = None,
-    speculation: bool = True,
-    model: str = "",
-    drafter: str = "",
-) -> Recipe:
-    """Return the recipe with another model runner, graphs or none, no speculation, or other models.
-
-    Args:
-        recipe: the recipe to change.
-        runner: the model runner to force; empty leaves it to vLLM.
-        eager: without CUDA graphs, with them, or as the recipe has it.
-        speculation: draft tokens; without it, the server is the baseline.
-        model: another model.
-        drafter: another drafter.
-    """
-    flags, environment = dict(recipe.flags), dict(recipe.environment)
-    if runner:
-        environment["VLLM_USE_V2_MODEL_RUNNER"] = "1" if runner == "v2" else "0"
-    if eager is not None:
-        flags["enforce-eager"] = eager
-    return msgspec.structs.replace(
-        recipe,
-        flags=flags,
-        environment=environment,
-        model=model or recipe.model,
-        drafter=(drafter or recipe.drafter) if speculation else "",
-        speculative=recipe.speculative if speculation else {},
-    )
-
-
 def node_arguments(rank: int, address: str) -> tuple[str, ...]:
     """Return the arguments that `serve_arguments` needs besides on each of two machines.
 

@@ -25,7 +25,7 @@ from sparkwright.engine.environment import Environment
 from sparkwright.engine.installed import read_installed
 from sparkwright.engine.server import start_server
 from sparkwright.engine.servers import Arms, MeasuredServer, read_log, standing
-from sparkwright.recipes import Recipe, load_recipe, variant
+from sparkwright.recipes import Recipe, load_recipe
 from sparkwright.verify.checks.settings import arm_of
 from sparkwright.verify.journal import Manifest
 from sparkwright.verify.options import recipe_and_use
@@ -163,7 +163,7 @@ def _by_recipe(
     install = partial(environment_of, locked=not options.unlocked, offline=offline)
     recipe = load_recipe(options.recipe, options.use)
     main, identity = install(options.wheel or options.python, recipe, "wheel")
-    baseline, baseline_recipe, title = main, variant(recipe, speculation=False), recipe.title
+    baseline, baseline_recipe, title = main, without_speculation(recipe), recipe.title
     if options.against:
         baseline, other = install(options.against, recipe, "against")
         baseline_recipe, identity = recipe, {**identity, **other}
@@ -198,6 +198,11 @@ def _by_recipe(
 
     arms = Arms({arm: partial(start, arm) for arm in served_by})
     return replace(plan, arms=arms), title, {**identity, "recipe": _digest(recipe)}
+
+
+def without_speculation(recipe: Recipe) -> Recipe:
+    """Return *recipe* without speculation."""
+    return msgspec.structs.replace(recipe, drafter="", speculative={})
 
 
 def as_requested(recipe: Recipe) -> Recipe:
