@@ -5,12 +5,15 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_engine_client_shapes import cell, run
 
 from sparkwright.engine.client.load import arrivals
+from sparkwright.verify.results import write_results
 
 COMMAND = (sys.executable, "-m", "sparkwright", "verify")
 DEMO = ("--demo", "--slo", "e2e_p50=1.5s", "--max-tokens", "16")
@@ -55,22 +58,43 @@ def test_the_capacity_of_the_simulator_is_found(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.walk
-def test_a_search_on_the_simulator_is_reported_and_resumed(tmp_path: Path) -> None:
-    limits = ("--slo", "tpot_p50=1ms", "--speed", "20")  # no rate keeps that, which is told after seven steps
-    done = capacity(*DEMO, *limits, "--out", "run", "--json", cwd=tmp_path)
-    assert done.returncode == 83, done.stderr
-    told = json.loads(done.stdout)
-    assert told["findings"][0]["cause"].startswith("no rate holds at TPOT p50 ≤ 1 ms")
-    rows = list(csv.DictReader((tmp_path / "run" / "cells.csv").read_text().splitlines()))
-    assert {float(row["rate_req_s"]) for row in rows} == {2.0**-power for power in range(7)}
-    assert "Goodput by rate" in (tmp_path / "run" / "report.html").read_text()
-    journal = tmp_path / "run" / "journal.jsonl"
-    lines = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join(lines[:-1]))  # as if it had been stopped before its verdict
-    again = capacity("--resume", "run", "--json", cwd=tmp_path)
-    assert json.loads(again.stdout)["findings"] == told["findings"]
-    assert sum(b'"kind":"cell"' in line for line in journal.read_bytes().splitlines()) == len(rows)
+def steps_of(run: Path) -> list[dict[str, Any]]:
+    path = run / "journal.jsonl"
+    *whole, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
+    lines: list[dict[str, Any]] = [json.loads(line) for line in whole]
+    return [line for line in lines if line["kind"] == "cell"]
+
+
+def killed_after(count: int, run: Path, *arguments: str) -> None:
+    """Begin or continue the search, and kill it once the journal holds *count* steps."""
+    process = subprocess.Popen(
+        [*COMMAND, *arguments], cwd=run.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        end = time.monotonic() + 120
+        while len(steps_of(run)) < count and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.05)
+        assert process.poll() is None, "it ended before it could be killed"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.mark.slow
+def test_a_search_that_was_killed_goes_on_with_the_next_step(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    killed_after(2, run, *DEMO, "--speed", "30", "--out", "run")
+    first = steps_of(run)
+    assert first[0]["observation"]["cell"]["load"]["rate"] == 1.0
+    killed_after(len(first) + 1, run, "--resume", "run")
+    found = steps_of(run)
+    assert [step["id"] for step in found[: len(first)]] == [step["id"] for step in first]
+    assert len({step["id"] for step in found}) == len(found)
+    assert "Goodput by rate" in write_results(run).report.read_text()
+    rows = list(csv.DictReader((run / "cells.csv").read_text().splitlines()))
+    assert [float(row["rate_req_s"]) for row in rows] == [
+        step["observation"]["cell"]["load"]["rate"] for step in found
+    ]
 
 
 @pytest.mark.parametrize(
