@@ -19,7 +19,7 @@ from sparkwright.cli.session import WORK, Session, run_in_session
 from sparkwright.cli.verify import require_libraries
 from sparkwright.pipeline.options import BuildOptions, TargetOptions
 from sparkwright.search.changes import AXES
-from sparkwright.search.model import CONFIDENCE, MOST_RUNS, SearchProblem, SearchResult
+from sparkwright.search.model import MOST_RUNS, SearchProblem, SearchResult
 from sparkwright.search.setup import Search, SearchOptions
 from sparkwright.store import write_atomically
 
@@ -126,9 +126,7 @@ def _options(words: tuple[str, ...], arguments: dict[str, Any], *, listing: bool
         require_libraries()
     arguments["judge"] = arguments["judge"] or "merge"
     good, bad = words
-    return SearchOptions(
-        **arguments, good=good, bad=bad, confidence=CONFIDENCE, command=(*words, *_repeated(arguments))
-    )
+    return SearchOptions(**arguments, good=good, bad=bad, command=(*words, *_repeated(arguments)))
 
 
 def _repeated(arguments: dict[str, Any]) -> Iterator[str]:

@@ -44,7 +44,6 @@ class SearchOptions:
         any_failure: every failure counts as the one searched for; signatures are not compared.
         deterministic: the judge gives one candidate the same verdict each time.
         repeat: the most repetitions of one candidate.
-        confidence: probability of the answer at which the search ends.
         timeout_s: the most seconds of one run of a command.
         build_wheel: build each candidate's wheel for a command.
         recipe: what candidates' wheels are served by; their Python is rehearsed on the CPU if it is empty.
@@ -64,7 +63,6 @@ class SearchOptions:
     any_failure: bool
     deterministic: bool
     repeat: int
-    confidence: float
     timeout_s: float
     build_wheel: bool
     recipe: str
@@ -231,6 +229,5 @@ def _problem(realiser: Realiser, judge: CandidateJudge, options: SearchOptions) 
         weights=weigh(found.changes, suspects),
         any_failure=options.any_failure,
         command=shlex.join(("sparkwright", "bisect", *options.command, "--try=")) + "{applied}",
-        confidence=options.confidence,
         most_runs=options.repeat,
     )
