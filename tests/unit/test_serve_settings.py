@@ -144,7 +144,7 @@ def test_the_key_of_a_shell_is_one_word_or_none() -> None:
     [
         ("serve qwen3.6-27b-nvfp4-kv-d", "plain,qwen3.6-27b-nvfp4-kv-dflash\n"),
         ("service install smo", "plain,smoke\n"),
-        ("preflight ./mine.to", "file,./mine.to\n"),
+        ("doctor ./mine.to", "file,./mine.to\n"),
         ("serve smoke --dry", "plain,--dry-run\n"),
     ],
 )
