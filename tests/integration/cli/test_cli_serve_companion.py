@@ -107,7 +107,8 @@ def test_preflight_names_the_kernels_that_a_wheel_is_installed_without(
     ((because, next_step),) = told()
     assert "no companion for this card was found that holds sampling, gemm-fp4" in because
     assert (
-        f"companion --series 0.33 --platform {this_machine()} --arch 12.1a --recipe qwen3.6-27b-df" in next_step
+        f"companion --series 0.33 --platform {this_machine()} --arch 12.1a --recipe qwen3.6-27b-df"
+        in next_step
     )
     add_companion(tmp_path / "dist", "sampling")
     ((because, next_step),) = told()
