@@ -112,7 +112,7 @@ def command(
         show_results(results, as_json=as_json, machines=done)
 
 
-for _option in reversed(OPTIONS):
+for _option in OPTIONS:
     command = _option(command)
 """The command, with every option that says what is verified."""
 
