@@ -148,3 +148,30 @@ def test_a_parser_that_the_release_lacks_is_left_out() -> None:
     changed, remarks, others = without_unknown_parsers(recipe, problems)
     assert changed.flags == {"reasoning-parser": "old"} == changed.why | {"reasoning-parser": "old"}
     assert ([one.what for one in remarks], list(others)) == (["--tool-call-parser new"], problems[1:])
+
+
+@pytest.mark.parametrize("setting", ["max-model-len=auto", "max-model-len=-1", "block-size=0"])
+def test_a_size_that_vllm_chooses_is_not_divided_by(tmp_path: Path, setting: str) -> None:
+    recipe, _ = made(tmp_path, QWEN_27B, settings=(setting,))
+    flag, _, value = setting.partition("=")
+    assert str(recipe.flags[flag]) == value
+    assert (recipe.why["max-num-seqs"] == "not planned") == (flag == "max-model-len")
+
+
+def test_a_context_that_no_configuration_states_is_said_to_be_a_guess(tmp_path: Path) -> None:
+    recipe, remarks = made(tmp_path, NEMOTRON | {"model_type": "nemotron_h"})
+    assert [one.what for one in remarks] == ["max-model-len 32768"]
+    assert "guess" in recipe.why["max-model-len"]
+    told = made(tmp_path / "set", NEMOTRON | {"model_type": "nemotron_h"}, settings=("max-model-len=8192",))
+    assert told[1] == ()
+
+
+@pytest.mark.parametrize(("name", "made_of_it"), [("../evil", "evil"), ("x" * 500, "x" * 64)])
+def test_a_name_is_that_of_a_file(tmp_path: Path, name: str, made_of_it: str) -> None:
+    assert made(tmp_path, QWEN_27B, name=name)[0].name == made_of_it
+
+
+def test_a_damaged_configuration_is_told_from_a_missing_one(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="double quotes"):
+        new_recipe(str(tmp_path), "0.33", {"HF_HUB_OFFLINE": "1"})

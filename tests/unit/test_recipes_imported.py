@@ -248,3 +248,56 @@ def test_what_only_names_a_command_is_none(beside: str) -> None:
 def test_yaml_without_a_model_names_none() -> None:
     with pytest.raises(ConfigError, match="names no model"):
         import_recipe("model:\ndefaults: {port: 8000}\n")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "KEPT=hf_abcdefghijklmnopqrst vllm serve org/m",
+        "HTTPS_PROXY=http://me:word@proxy:80 vllm serve org/m",
+        "vllm serve org/m --otlp-traces-endpoint http://me:word@host:4317",
+        """vllm serve org/m --x '{"list": [{"token": "word"}]}'""",
+        "vllm serve org/m --api-key=one word",
+    ],
+)
+def test_a_secret_is_known_by_its_value_and_in_a_list_too(text: str) -> None:
+    written = recipe_text(import_recipe(text)[0])
+    assert "word" not in written
+    assert "hf_abc" not in written
+
+
+# What public commands hold --------------------------------------------------------------------------
+
+
+def test_variables_behind_env_are_of_the_server() -> None:
+    recipe, remarks = import_recipe("sudo env HF_TOKEN=secret A=1 vllm serve org/m")
+    assert (recipe.environment, [one.what for one in remarks]) == ({"A": "1"}, ["HF_TOKEN"])
+
+
+def test_options_in_a_variable_are_several_words() -> None:
+    recipe, _ = import_recipe("ARGS='--max-num-seqs 4 --seed 1'\nvllm serve org/m $ARGS")
+    assert recipe.flags == {"max-num-seqs": 4, "seed": 1}
+
+
+def test_a_compose_file_has_defaults_dollar_signs_and_long_volumes() -> None:
+    service = "services: {s: {image: vllm/vllm, command: '--model ${PLACE:-/models/m} --x $$A', volumes: %s}}"
+    recipe, _ = import_recipe(service % "[{type: bind, source: '${DATA:-/data}', target: /models}]")
+    assert (recipe.model, recipe.flags) == ("/data/m", {"x": "$A"})
+    assert import_recipe(service % "['${DATA:-/data}:/models']")[0].model == "/data/m"
+    mount = "docker run --mount type=bind,source=/data,target=/models vllm/vllm --model /models/m"
+    assert import_recipe(mount)[0].model == "/data/m"
+
+
+def test_a_recipe_of_another_server_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no recipe of vLLM"):
+        import_recipe("model: org/m\nruntime: sglang\ndefaults: {mem_fraction_static: 0.8}\n")
+
+
+def test_a_table_in_defaults_is_one() -> None:
+    recipe, remarks = import_recipe("model: org/m\ndefaults: {speculative_config: {method: mtp}}\n")
+    assert (recipe.speculative, remarks) == ({"method": "mtp"}, ())
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 100_000], ids=["digits", "nested"])
+def test_what_python_cannot_read_as_a_value_stays_text(value: str) -> None:
+    assert import_recipe(f"vllm serve org/m --x {value}")[0].flags == {"x": value}

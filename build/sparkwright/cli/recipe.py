@@ -255,8 +255,10 @@ def _object(text: str) -> dict[str, Any]:
 
 def _free_path(out: Path | None, recipe: Recipe) -> Path:
     path = out or Path(f"{recipe.name}.toml")
-    if path.exists():
+    if os.path.lexists(path):
         raise ConfigError(f"{path} exists", next_step="name another file with --out")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{path} cannot be written", because=f"there is no folder {path.parent}")
     return path
 
 

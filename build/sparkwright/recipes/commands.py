@@ -5,6 +5,7 @@ Nothing is run. Read `read_yaml`, `commands_of_yaml` and `commands_of_script` fi
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
@@ -35,6 +36,8 @@ SECRET = re.compile(
     r"|passphrase|credentials?)(?:[_-]|$)",
     re.IGNORECASE,
 )
+# Values that are secrets whatever holds them: keys by their beginnings, and addresses with a password.
+SECRET_VALUE = re.compile(r"\b(?:hf_|sk-|ghp_|github_pat_|glpat-|nvapi-)[\w-]{16,}|://[^/\s:@]*:[^/\s@]+@")
 LONGEST = 1 << 18  # characters; a command has a few thousand
 _MOST_ALIASES = 32  # of YAML; each may double what it stands for
 _UNSET = re.compile(r"\$\{?([A-Za-z_]\w*)(?:(:?-)([^}]*))?\}?")
@@ -103,6 +106,8 @@ def commands_of_yaml(data: Mapping[str, Any]) -> list[ServeCommand]:
         )
         if data.get(key)
     ]
+    if "vllm" not in (runtime := str(data.get("runtime") or "vllm")):
+        raise ConfigError("this is no recipe of vLLM", because=f"its runtime is {runtime}")
     defaults = {**_variables(data, "defaults"), "model": str(data.get("model") or "")}
     environment = _variables(data, "env")
     if not data.get("command"):
@@ -171,9 +176,20 @@ def _filled(command: str, values: Mapping[str, str]) -> str:
 def _service(service: Mapping[str, Any]) -> Iterator[ServeCommand]:
     """Yield the server that a compose *service* runs."""
     variables = _variables(service, "environment")
-    words = [word for key in ("entrypoint", "command") for word in _words_of(service.get(key))]
-    mounts = dict(_mount(one) for one in _listed(service, "volumes") if ":" in one)
-    yield from _of_image(str(service.get("image", "")), words, variables, mounts)
+    words = [_interpolated(word) for key in ("entrypoint", "command") for word in _words_of(service.get(key))]
+    variables = {name: _interpolated(value) for name, value in variables.items()}
+    stated = service.get("volumes") or []
+    volumes = [
+        f"{one.get('source')}:{one.get('target')}" if isinstance(one, dict) else str(one)
+        for one in (stated if isinstance(stated, list) else [stated])
+    ]
+    mounts = dict(_mount(one) for one in map(_interpolated, volumes) if ":" in one)
+    yield from _of_image(_interpolated(str(service.get("image", ""))), words, variables, mounts)
+
+
+def _interpolated(text: str) -> str:
+    """Return *text* with the defaults of variables, which are those of the shell; ``$$`` is a dollar sign."""
+    return "$".join(_expanded(part, {}) for part in text.split("$$"))
 
 
 def _words_of(command: Any) -> list[str]:
@@ -200,7 +216,7 @@ def commands_of_script(text: str, environment: Mapping[str, str]) -> Iterator[Se
                 known[found[1]] = _expanded(found[2], {**known, **own})
         else:
             words = words[: next((at for at, word in enumerate(words) if _SHELL.match(word)), len(words))]
-            expanded = [_expanded(word, {**known, **own, **before}) for word in words]
+            expanded = [part for word in words for part in _parts(word, {**known, **own, **before})]
             for one in _of_words(expanded, {**known, **before}):
                 one.remarks += installs
                 yield one
@@ -247,9 +263,20 @@ def _expanded(word: str, values: Mapping[str, str]) -> str:
     return expanded
 
 
+def _parts(word: str, values: Mapping[str, str]) -> list[str]:
+    """Return *word* expanded; a variable alone that holds options gives several words, as without quotes."""
+    expanded = _expanded(word, values)
+    return shlex.split(expanded) if _UNSET.fullmatch(word) and expanded.startswith("-") else [expanded]
+
+
 def _of_words(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[ServeCommand]:
     """Yield the server that one command starts; nothing for another command."""
-    while words and words[0] in {"sudo", "exec", "nohup"}:
+    environment = dict(environment)
+    while words and (
+        (found := _VARIABLE.fullmatch(words[0])) or words[0] in {"sudo", "exec", "nohup", "env"}
+    ):
+        if found:
+            environment[found[1]] = found[2]
         words = words[1:]
     if not words or words[0] in _SHOWS:
         return
@@ -262,11 +289,11 @@ def _of_words(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[
         return
     for at, (word, name) in enumerate(zip(words, names, strict=True)):
         if name == "vllm" and words[at + 1 : at + 2] == ["serve"]:
-            yield ServeCommand(list(words[at + 2 :]), dict(environment))
+            yield ServeCommand(list(words[at + 2 :]), environment)
             return
         if _SERVER.fullmatch(word):
             rest = list(words[at + 1 :])
-            yield ServeCommand(rest[1:] if rest[:1] == ["serve"] else rest, dict(environment))
+            yield ServeCommand(rest[1:] if rest[:1] == ["serve"] else rest, environment)
             return
 
 
@@ -282,6 +309,10 @@ def _of_container(words: Sequence[str]) -> Iterator[ServeCommand]:
                 environment |= dict([_assigned(value)])
             case "-v" | "--volume":
                 mounts |= dict([_mount(value)])
+            case "--mount":
+                parts = dict(part.partition("=")[::2] for part in value.split(","))
+                target = parts.get("target") or parts.get("destination") or parts.get("dst") or ""
+                mounts[target] = parts.get("source") or parts.get("src") or ""
             case "--entrypoint":
                 entry = shlex.split(value)
             case _:
@@ -334,4 +365,6 @@ def _mount(text: str) -> tuple[str, str]:
 
 def _written(value: Any) -> str:
     """Return a value of YAML as a command line has it; nothing for null."""
+    if isinstance(value, dict | list):
+        return json.dumps(value, default=str)
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

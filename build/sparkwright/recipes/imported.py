@@ -19,6 +19,7 @@ from sparkwright.base.errors import ConfigError
 from sparkwright.recipes.commands import (
     LONGEST,
     SECRET,
+    SECRET_VALUE,
     Remark,
     ServeCommand,
     commands_of_script,
@@ -129,7 +130,7 @@ def _recipe(
         raise ConfigError(
             "the command names no model",
             because=f"it is {model}, which stands for one" if model else "there is none behind 'serve'",
-            next_step="write the model into it",
+            next_step="write the model right behind 'serve'",
         )
     remarks += [Remark("left out", word, "it is no option of vllm serve") for word in positional[1:]]
     model = _on_host(model, command, remarks)
@@ -187,6 +188,10 @@ def _flags(words: Sequence[str]) -> tuple[dict[str, Any], list[str], list[str]]:
         positional.append(words[at])
         at += 1
     while at < len(words):
+        if not words[at].startswith("-"):  # behind an option with its value
+            positional.append(words[at])
+            at += 1
+            continue
         option, equals, stated = words[at].partition("=")
         at += 1
         values = [stated] if equals else []
@@ -215,11 +220,14 @@ def _without_secrets(values: dict[str, Any], before: str) -> list[str]:
     """Take secrets out of *values* and tables in them; return their names."""
     found = []
     for name, value in list(values.items()):
-        if SECRET.search(name):
+        if SECRET.search(name) or (not isinstance(value, dict) and SECRET_VALUE.search(str(value))):
             del values[name]
             found.append(f"{before}{name}")
         elif isinstance(value, dict):
             found += _without_secrets(value, f"{before}{name}.")
+        elif isinstance(value, list):
+            for one in value:
+                found += _without_secrets(one, f"{before}{name}.") if isinstance(one, dict) else []
     return found
 
 
@@ -230,14 +238,14 @@ def _is_option(word: str) -> bool:
 def _value(word: str) -> Any:
     if word.lower() in {"true", "false"}:
         return word.lower() == "true"
-    if re.fullmatch(r"-?\d+", word):
+    if re.fullmatch(r"-?\d{1,18}", word):
         return int(word)
     if re.fullmatch(r"-?\d*\.\d+(?:e-?\d+)?", word):
         return float(word)
     if word[:1] in {"{", "["}:
         try:
             return json.loads(word)
-        except ValueError:
+        except (ValueError, RecursionError):
             return word
     return word
 
@@ -289,7 +297,7 @@ def _nodes(flags: dict[str, Any]) -> Literal[1, 2]:
 def _environment(variables: Mapping[str, str], remarks: list[Remark]) -> Iterable[tuple[str, str]]:
     """Yield the variables that a recipe may hold."""
     for name, value in variables.items():
-        if SECRET.search(name):
+        if SECRET.search(name) or SECRET_VALUE.search(value):
             why = "a recipe holds no secrets: set it in the shell that starts the server"
             remarks.append(Remark("left out", name, why))
         elif refused_variable(name):

@@ -94,10 +94,10 @@ def new_recipe(
     drafts, last = dict(speculative or {}), model.rstrip("/").rpartition("/")[2]
     recipe = Recipe(
         format=1,
-        name=name or file_name(last),
+        name=file_name(name) or file_name(last) or "new",
         title=f"{last}, by its own configuration",
         model=model,
-        drafter=str(drafts.pop("model", "")),
+        drafter=str(drafts.pop("model", None) or ""),
         speculative=drafts,
         capability="12.1",
         series=(series,),
@@ -147,6 +147,7 @@ def _require_configuration(facts: StartFacts) -> None:
         if checkpoint is None or not checkpoint.config:
             remote = facts.remote.get(name)
             told = (remote.refused or remote.unread or "it is not on this machine") if remote else ""
+            told = told or ("; ".join(checkpoint.unreadable.values()) if checkpoint else "")
             raise ConfigError(
                 f"the configuration of {name} cannot be read",
                 because=told or "it has no config.json of its own",
@@ -194,7 +195,8 @@ def _fitted(
     """
     assert facts.target is not None  # noqa: S101 - `_require_configuration`
     stated = {one.partition("=")[0].strip().lstrip("-").replace("_", "-") for one in settings}
-    longest = model_shape(facts.target.text).longest or _UNPLANNED
+    known = model_shape(facts.target.text).longest
+    longest = known or _UNPLANNED
 
     def tried(**flags: int) -> tuple[Recipe, PreflightReport]:
         new = {name.replace("_", "-"): value for name, value in flags.items()}
@@ -207,21 +209,29 @@ def _fitted(
     if report.budget.plan is None:
         length = min(length, _UNPLANNED)
         made, report = tried(max_model_len=length)
-        return _with_reason(made, stated, "not planned"), report, [
+        return _with_reason(made, stated, "not planned", "not planned"), report, [
             Remark("wrong", f"max-model-len {length}", f"it is a guess: {report.budget.plan_unknown}")
         ]  # fmt: skip
     while length > _SHORTEST and any(one.check == "kv-cache" for one in report.findings):
         length //= 2
         made, report = tried(max_model_len=length)
     plan, pool = report.budget.plan, report.budget.pool()
-    if plan is not None and plan.groups and pool > 0:
+    requests = "not planned"
+    # The length is 0 where vLLM is told to find it.
+    if plan is not None and plan.groups and pool > 0 and report.budget.length > 0:
+        requests = f"as many as fit at once, at most {_REQUESTS}"
         fitting = pool // plan.block_bytes // plan.request_blocks(report.budget.length)
         made, report = tried(max_model_len=length, max_num_seqs=max(1, min(_REQUESTS, fitting)))
     most = "the longest context of the checkpoint" if length == longest else f"of {longest:,}, as fits a GB10"
-    return _with_reason(made, stated, most), report, []
+    if known or "max-model-len" in stated:
+        return _with_reason(made, stated, most, requests), report, []
+    guess = "it is a guess: the configuration states no longest context"
+    return _with_reason(made, stated, guess, requests), report, [
+        Remark("wrong", f"max-model-len {length}", guess)
+    ]  # fmt: skip
 
 
-def _with_reason(recipe: Recipe, stated: set[str], length: str) -> Recipe:
-    reasons = {"max-model-len": length, "max-num-seqs": f"as many as fit at once, at most {_REQUESTS}"}
+def _with_reason(recipe: Recipe, stated: set[str], length: str, requests: str) -> Recipe:
+    reasons = {"max-model-len": length, "max-num-seqs": requests}
     reasons = {name: why for name, why in reasons.items() if name not in stated}
     return msgspec.structs.replace(recipe, why={**reasons, **recipe.why})

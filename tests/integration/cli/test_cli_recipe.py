@@ -128,6 +128,19 @@ def test_import_leaves_out_what_the_release_lacks_and_says_so(
     assert "exists" in capsys.readouterr().err
 
 
+def test_a_recipe_that_cannot_be_written_is_refused_before_the_release_is_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "link.toml").symlink_to(tmp_path / "elsewhere")
+    for out, said in (
+        (tmp_path / "no" / "mine.toml", "there is no folder"),
+        (tmp_path / "link.toml", "exists"),
+    ):
+        words = ["recipe", "import", "vllm serve org/model", "--out", str(out), "--root", str(ROOT)]
+        assert main(words) == 10
+        assert said in capsys.readouterr().err
+
+
 def test_a_strangers_recipe_cannot_steer_the_terminal(tmp_path, capsys):
     path = tmp_path / "odd.toml"
     path.write_text('format = 1\nname = "a\\u001b]0;x\\u0007"\ntitle = "T"\nmodel = "m\\u001b[2J"\n')

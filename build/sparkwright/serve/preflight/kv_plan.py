@@ -118,7 +118,7 @@ def kv_options(
         dtype=_stated_kv(target) if dtype == "auto" and target else dtype,
         draft_dtype=str(recipe.speculative.get("kv_cache_dtype") or ""),
         model_dtype=model_dtype(recipe, target) if target else "bfloat16",
-        block=flag_number(recipe, "block-size", BLOCK if host.card else CPU_BLOCK),
+        block=flag_number(recipe, "block-size", 0) or (BLOCK if host.card else CPU_BLOCK),
         batch=flag_number(recipe, "max-num-batched-tokens", BATCH),
         drafts=whole_number(recipe.speculative, "num_speculative_tokens"),
         prefix_caching=prefixes,

@@ -211,7 +211,7 @@ def _attention(config: Mapping[str, Any], plain: ModelShape, kinds: list[str]) -
     kv = whole_number(config, "num_key_value_heads", "num_attention_heads")
     size = whole_number(config, "head_dim") or (plain.hidden // plain.heads if plain.heads else 0)
     if full + windowed and not (kv and size):
-        raise _UnknownError("it names neither heads nor their size")
+        raise _UnknownError("neither heads nor their size")
     # Gemma 4: layers of full attention have larger and fewer heads than those with windows.
     wide = whole_number(config, "global_head_dim") or size
     few = whole_number(config, "num_global_key_value_heads") or kv
