@@ -215,6 +215,11 @@ def test_an_objective_is_read() -> None:
     assert parse_slo(slo.text) == slo
 
 
+@pytest.mark.parametrize("text", ["e2e_p95=1000s", "e2e_p95=1234.5678s", "ttft_p99=0.5ms"])
+def test_an_objective_is_recorded_as_it_is_read(text: str) -> None:
+    assert parse_slo(parse_slo(text).text) == parse_slo(text)
+
+
 @pytest.mark.parametrize(
     ("text", "because"),
     [

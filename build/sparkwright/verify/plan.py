@@ -210,6 +210,18 @@ def _refuse(options: VerifyOptions, profile: Profile) -> None:
             "give --slo, such as --slo ttft_p95=2s,tpot_p95=200ms",
         ),
         (
+            options.slo and not compared and capacity.NAME not in profile.checks,
+            "--slo goes with the check 'capacity'",
+            f"--checks {','.join(options.checks)} leaves it out",
+            f"add it: --checks {','.join((*options.checks, capacity.NAME))}",
+        ),
+        (
+            settings.NAME in profile.checks and not options.vary,
+            "the check 'settings' needs settings",
+            "",
+            "compare them: sparkwright verify compare RECIPE --vary SETTING=VALUE,VALUE",
+        ),
+        (
             options.baseline_url and not options.url,
             "--baseline-url goes with --url",
             "there is no server to compare with it",

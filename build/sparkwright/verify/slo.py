@@ -35,7 +35,9 @@ class Slo:
     @property
     def text(self) -> str:
         """What `parse_slo` makes the same objective of."""
-        return ",".join(f"{name}_p{self.share * 100:.0f}={s * 1000:g}ms" for name, s in self.limits.items())
+        # Without an exponent, which `parse_slo` does not read.
+        limits = {name: f"{s * 1000:.6f}".rstrip("0").rstrip(".") for name, s in self.limits.items()}
+        return ",".join(f"{name}_p{self.share * 100:.0f}={ms}ms" for name, ms in limits.items())
 
     def met_by(self, sample: Sample, speed: float) -> bool:
         """Tell if *sample* did not fail and kept every limit; *speed* is the server's seconds in one."""

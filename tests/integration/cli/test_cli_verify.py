@@ -264,6 +264,10 @@ REFUSED = {
     "less than nothing": (("--demo", "--soak-seconds=-5"), 10, "--soak-seconds"),
     "for ever": (("--demo", "--speed=inf"), 10, "--speed"),
     "a rate without limits": (("--demo", "--checks", "capacity"), 10, "--slo"),
+    "limits without a rate": (
+        ("--demo", "--slo", "ttft_p95=2s", "--checks", "boot"), 10, "--checks boot,capacity",
+    ),
+    "settings of nothing": (("--demo", "--checks", "settings"), 10, "--vary"),
     "another objective": (("--demo", "--slo", "ttft_p85=2s"), 10, "p85"),
     "no interpreter": (("--python", "gone/python"), 10, "gone/python"),
     "starts of an address": (
