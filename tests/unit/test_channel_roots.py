@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -138,6 +140,18 @@ def test_the_own_root_counts_where_none_is_pinned(world: ChannelWorld, thief: Ch
     assert own.root(place, "nightly").data == load_publisher(world.home).root.data
     own.pin(FolderTarget(thief.published), "nightly", thief.digest())
     assert own.root(place, "nightly").data == load_publisher(thief.home).root.data
+
+
+def test_verifying_twice_at_once_beside_a_pin_is_one_after_the_other(world: ChannelWorld) -> None:
+    world.pin()
+
+    def again(act: Callable[[], object]) -> None:
+        for _ in range(40):
+            act()
+
+    with ThreadPoolExecutor() as pool:
+        for done in [pool.submit(again, act) for act in (world.verify, world.verify, world.pin)]:
+            done.result()
 
 
 def test_a_root_of_another_channel_is_not_pinned(world: ChannelWorld) -> None:

@@ -144,14 +144,16 @@ def read_channel(read: Read, channel: str, trust: Trust, place: str) -> ReadChan
         TamperedError: a file is missing, or not the one that was signed.
         FetchError: a file cannot be fetched.
     """
-    files, pinned = _Files(read), trust.root(place, channel)
+    files = _Files(read)
     where = f"channel {channel} at {place}"
     # What was seen is copied before the pointer is read: a pointer that this machine or another reader on it
     # moves meanwhile is late, and no replay.
     with TemporaryDirectory(prefix="sparkwright-") as scratch:
         folder = Path(scratch, "seen")
-        if trust.seen(place).is_dir():
-            shutil.copytree(trust.seen(place), folder, symlinks=True)
+        with trust.using(place) as seen_before:
+            pinned = trust.root(place, channel)
+            if seen_before.is_dir():
+                shutil.copytree(seen_before, folder, symlinks=True)
         folder.mkdir(exist_ok=True)
         base, reached = metadata_path(channel, ""), pinned
         try:

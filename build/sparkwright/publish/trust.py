@@ -7,7 +7,9 @@ were seen at the address: an older state with a good signature is a replay.
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from sparkwright.publish.channel import metadata_path
 from sparkwright.publish.keys import published_root
 from sparkwright.publish.roots import ChannelRoot, read_root, root_name
 from sparkwright.publish.target import Mirror, Target
-from sparkwright.store import storing, write_atomically
+from sparkwright.store import hold, storing, write_atomically
 
 _INSTEAD = "set XDG_DATA_HOME to a writable folder"
 _PINNED = "pinned.json"
@@ -41,6 +43,20 @@ class Trust:
     def seen(self, place: str) -> Path:
         """Return the folder of what was seen at the address *place*."""
         return self.folder / sha256_bytes(place.rstrip("/").encode())[:32]
+
+    @contextlib.contextmanager
+    def using(self, place: str) -> Iterator[Path]:
+        """Give the folder of what was seen at *place*, which no other run changes in this block.
+
+        Raises:
+            StorageError: the disk is full or cannot be written.
+        """
+        folder = self.seen(place)
+        with (
+            storing(f"using {folder}", instead=_INSTEAD),
+            hold(folder.with_suffix(".lock"), f"what was seen at {place}"),
+        ):
+            yield folder
 
     def root(self, place: str, channel: str) -> ChannelRoot:
         """Return the root that counts at *place*.
@@ -79,8 +95,7 @@ class Trust:
             if found[-1] != digest.lower():
                 continue
             root = _of_channel(read_root(stored.data, path), channel, place)
-            folder = self.seen(place)
-            with storing(f"writing {folder}", instead=_INSTEAD):
+            with self.using(place) as folder:
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True)
                 write_atomically(folder / _PINNED, root.data)
@@ -103,8 +118,7 @@ class Trust:
         Raises:
             StorageError: the disk is full or cannot be written.
         """
-        folder = self.seen(place)
-        with storing(f"writing {folder}", instead=_INSTEAD):
+        with self.using(place) as folder:
             (folder / "root_history").mkdir(parents=True, exist_ok=True)
             for name, data in files.items():
                 path = folder / name
