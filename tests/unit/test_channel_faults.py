@@ -15,6 +15,7 @@ import pytest
 from channel_kit import POLICY, ChannelWorld, now
 
 from sparkwright.base.errors import (
+    ConfigError,
     ExpiredChannelError,
     FetchError,
     NewerFormatError,
@@ -27,6 +28,7 @@ from sparkwright.base.errors import (
     UntrustedKeyError,
     UploadError,
 )
+from sparkwright.cli.main import main
 from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.keys import load_publisher
 from sparkwright.publish.repository import signed_metadata
@@ -314,6 +316,28 @@ def test_a_signed_path_cannot_leave_the_mirror(world: ChannelWorld, escape: str)
     sign(world, lambda payload: payload["files"][0].update(filename=escape))
     with pytest.raises(PublishError, match="is not a relative path"):
         world.verify()
+
+
+def test_a_state_with_a_version_that_none_can_have_is_refused(world: ChannelWorld) -> None:
+    sign(world, lambda payload: payload["files"][0].update(version="bogus!"))
+    with pytest.raises(SignatureError, match="cannot be read"):
+        world.verify()
+
+
+def test_a_change_is_shown_without_what_a_terminal_would_obey(
+    world: ChannelWorld, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sign(world, lambda payload: payload.update(written="\x1b[31m2026"))
+    target = ["--target", str(world.published)]
+    assert main(["channel", "show", "nightly", *target]) == 0
+    assert "generation 3 of \\x1b[31m2026" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("place", ["http://[::1/channels/nightly", "https://[x]/channels/nightly"])
+def test_an_address_that_is_none_is_one_error(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in (["verify", place], ["key", "pin", place, "--digest", "0"]):
+        assert main(["channel", *command]) == ConfigError.exit_code
+        assert "is no address of a channel" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("channel", ["stable", None, 3])

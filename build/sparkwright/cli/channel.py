@@ -18,7 +18,7 @@ from sparkwright.cli.channel_place import (
     target_option,
 )
 from sparkwright.cli.globals import Group
-from sparkwright.cli.output import print_json
+from sparkwright.cli.output import print_json, printable
 from sparkwright.cli.session import Session, run_read_only
 from sparkwright.cli.tables import show_table
 from sparkwright.publish import dist_folder
@@ -140,8 +140,9 @@ def show(*, channel: str, history: bool, target: str, offline: bool, as_json: bo
         described = [_described(state) for state in states]
         print_json(described[0] if alone else described)
     elif alone:
-        click.echo(f"channel  {channel}, generation {states[0].generation} of {states[0].written}")
-        click.echo(f"expires  {states[0].expires}")
+        written, expires = printable(states[0].written), printable(states[0].expires)
+        click.echo(f"channel  {channel}, generation {states[0].generation} of {written}")
+        click.echo(f"expires  {expires}")
         rows = [
             (
                 file.filename, human_size(file.size), file.uploaded,
@@ -225,7 +226,7 @@ def _show_change(session: Session, publisher: ChannelPublisher, state: ChannelSt
     if session.as_json:
         print_json({**_described(state), "place": place})
         return
-    click.echo(f"channel  {state.channel}, generation {state.generation}: {_change(state)}")
+    click.echo(f"channel  {state.channel}, generation {state.generation}: {printable(_change(state))}")
     click.echo(f"expires  {state.expires}")
     click.echo(f"next     sparkwright channel verify {place}")
     click.echo(f"readers  sparkwright channel verify {place} --requirements FILE")

@@ -20,7 +20,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 import msgspec
-from packaging.version import Version
+from packaging.version import InvalidVersion, Version
 
 from sparkwright.base.config import Model, convert, to_builtins
 from sparkwright.base.digests import sha256_bytes, to_json
@@ -195,7 +195,8 @@ def decode_state(payload: bytes, channel: str, what: str) -> ChannelState:
                 next_step="update sparkwright",
             )
         state = convert(value, ChannelState)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        newest_first(state.files)
+    except (msgspec.MsgspecError, UnicodeDecodeError, InvalidVersion) as error:
         raise SignatureError(f"{what} cannot be read", because=str(error)) from error
     if state.channel != channel:
         raise SignatureError(

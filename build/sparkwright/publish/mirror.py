@@ -118,7 +118,10 @@ def open_mirror(place: str, settings: IndexSettings) -> tuple[Mirror, str]:
         ConfigError: it is neither a folder nor an http or https address, or names no channel.
         NotInStoreError: it is an address, and the network is off.
     """
-    parts = urlsplit(place)
+    try:
+        parts = urlsplit(place)
+    except ValueError as error:
+        raise ConfigError(f"{place} is no address of a channel", because=str(error)) from error
     if parts.scheme in {"http", "https"}:
         if settings.offline:
             raise NotInStoreError(
