@@ -112,6 +112,12 @@ def command(
     from sparkwright.serve.settings import as_head, with_settings
     from sparkwright.store import open_store
 
+    if asked["stall_s"] and not asked["watch"]:
+        raise ConfigError(
+            "--stall-seconds goes with --watch",
+            because="nothing looks for a wedged engine without it",
+            next_step="add --watch",
+        )
     chosen = with_settings(served_recipe(recipe, use), stated_settings(asked))
     if not asked["peer"]:
         chosen = as_head(chosen, asked["head"])

@@ -24,6 +24,7 @@ from sparkwright.base.errors import (
     ServerError,
     UnknownNameError,
 )
+from sparkwright.cli.main import main
 
 RECIPE = "rehearsal-smollm2"
 
@@ -314,3 +315,8 @@ def test_a_taken_port_is_found_before_anything_starts(staged: World) -> None:
         ran = staged.call("serve", RECIPE, "--port", str(listener.getsockname()[1]))
     assert ran.status == PreflightError.exit_code, ran.said
     assert not list((staged.store.home / "serve" / "runs").rglob("server.log"))
+
+
+def test_a_limit_of_a_watch_that_is_not_kept_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "smoke", "--dry-run", "--stall-seconds", "30"]) == 10
+    assert "add --watch" in capsys.readouterr().err
