@@ -9,7 +9,7 @@ import yaml
 from channel_kit import small_wheel
 from checkpoint_kit import DENSE, write_checkpoint
 
-from sparkwright.base.errors import UnknownNameError
+from sparkwright.base.errors import IncompatibleOptionsError, UnknownNameError
 from sparkwright.cli.main import main
 from sparkwright.recipes import load_recipe, recipes
 
@@ -70,7 +70,7 @@ def test_new_writes_what_the_release_takes(tmp_path: Path, capsys: pytest.Captur
     recipe = load_recipe(out)
     assert (recipe.flags["reasoning-parser"], recipe.flags["seed"]) == ("qwen3", 1)
     out.unlink()
-    assert main([*words, "--set", "max-num-seqz=8"]) == 11
+    assert main([*words, "--set", "max-num-seqz=8"]) == IncompatibleOptionsError.exit_code
     assert "--max-num-seqz" in capsys.readouterr().err
     assert not out.exists()
 

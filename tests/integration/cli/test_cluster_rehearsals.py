@@ -44,7 +44,9 @@ def install(host: Host, extra: str = "") -> None:
 def stable(result: dict[str, Any]) -> dict[str, Any]:
     """A result without what differs from run to run."""
     lasting = {
-        key: value for key, value in result.items() if key not in {"seconds", "report", "files", "machines"}
+        key: value
+        for key, value in result.items()
+        if key not in {"seconds", "report", "files", "machines", "remote"}
     }
     # Documents are new in each run, and so are the differences that rounding makes.
     checks = [{**check, "detail": normalised(check["detail"])} for check in result["checks"]]

@@ -39,7 +39,9 @@ def stable(result: dict[str, Any]) -> dict[str, Any]:
         {**step, "evaluation": {**step["evaluation"], "seconds": 0, "evidence": ""}}
         for step in result["steps"]
     ]
-    return {key: value for key, value in result.items() if key != "machines"} | {"steps": steps}
+    return {key: value for key, value in result.items() if key not in {"machines", "remote"}} | {
+        "steps": steps
+    }
 
 
 def here(world: World, judged: str) -> dict[str, Any]:
