@@ -75,12 +75,12 @@ class ChannelWorld:
 
     @property
     def publishers(self) -> Trust:
-        """What the publisher trusts: their own keys."""
+        """The trust of the publisher, who has the channels' keys."""
         return Trust(self.folder / "seen-by-publisher", self.folder / "publisher")
 
     @property
     def reader(self) -> Trust:
-        """What the reader trusts, who has no keys."""
+        """The trust of a reader, who has no keys."""
         return Trust(self.folder / "seen-by-reader", self.folder / "none")
 
     def publisher(self, target: Target | None = None, *, adopt: bool = False) -> ChannelPublisher:

@@ -13,7 +13,7 @@ from channel_kit import POLICY, ChannelWorld, now
 from tuf.api.metadata import Metadata
 
 from sparkwright.base.digests import sha256_bytes
-from sparkwright.base.errors import SignatureError, UntrustedKeyError
+from sparkwright.base.errors import ReplayedChannelError, SignatureError, UntrustedKeyError
 from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.keys import load_publisher, rotate_key
 from sparkwright.publish.roots import OURS, ChannelRoot, read_root
@@ -140,6 +140,23 @@ def test_the_own_root_counts_where_none_is_pinned(world: ChannelWorld, thief: Ch
     assert own.root(place, "nightly").data == load_publisher(world.home).root.data
     own.pin(FolderTarget(thief.published), "nightly", thief.digest())
     assert own.root(place, "nightly").data == load_publisher(thief.home).root.data
+
+
+def test_a_reader_that_is_late_does_not_bring_an_older_generation_back(world: ChannelWorld) -> None:
+    world.verify()
+    target = FolderTarget(world.published)
+    place, earlier = place_of(target, "nightly"), world.folder / "earlier"
+    shutil.copytree(world.published, earlier)
+    seen = world.reader.seen(place)
+    files = {f"{role}.json": (seen / f"{role}.json").read_bytes() for role in ("timestamp", "snapshot")}
+    world.promote("2")
+    world.verify()
+    newest = (seen / "timestamp.json").read_bytes()
+    world.reader.remember(place, files)
+    assert (seen / "timestamp.json").read_bytes() == newest
+    world.serve(earlier)
+    with pytest.raises(ReplayedChannelError):
+        world.verify()
 
 
 def test_verifying_twice_at_once_beside_a_pin_is_one_after_the_other(world: ChannelWorld) -> None:

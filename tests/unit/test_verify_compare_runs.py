@@ -263,6 +263,16 @@ def test_the_command_leaves_a_page_and_says_what_is_worse(tmp_path: Path, capsys
     assert {one["name"] for one in found["findings"] if one["verdict"] == "fail"} >= {RATE, STEP}
 
 
+def test_the_command_refuses_a_run_that_is_named_twice(tmp_path: Path, capsys: Any) -> None:
+    old = written(tmp_path / "old", swept(1))
+    same = tmp_path / "same"
+    same.symlink_to(old)
+    words = ["verify", "compare", str(old), str(same), "--out", str(tmp_path / "out")]
+    assert main(words) == ConfigError.exit_code
+    assert f"{old} was named twice" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_the_command_refuses_a_folder_without_a_run(tmp_path: Path, capsys: Any) -> None:
     old = written(tmp_path / "old", swept(1))
     (tmp_path / "empty").mkdir()

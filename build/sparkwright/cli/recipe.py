@@ -77,6 +77,12 @@ def show(*, name: str, use: str | None, form: str | None, container: str, as_jso
     from sparkwright.recipes import served_recipe
     from sparkwright.recipes.export import export
 
+    if as_json and form:
+        raise ConfigError(
+            "--json and --format exclude each other",
+            because=f"--format {form} prints that form alone",
+            next_step="leave one of them out; --json has the command too",
+        )
     recipe = served_recipe(name, use or "")
     if as_json:
         told = {"notes": recipe.limits, "standing": recipe.standing, "command": _commands(recipe)}

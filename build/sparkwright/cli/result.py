@@ -27,7 +27,7 @@ Part = Table | tuple[str, object] | str
 
 @dataclass(frozen=True)
 class Result:
-    """What a command returns; it is shown, and then a failure that it found is raised.
+    """The result of a command: the session prints it, then raises its failure, if there is one.
 
     Attributes:
         described: the JSON document.

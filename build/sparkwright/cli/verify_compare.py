@@ -23,6 +23,7 @@ from sparkwright.cli.verify_options import (
     SEED,
     SPEED,
     UNLOCKED,
+    objective,
 )
 from sparkwright.recipes import Recipe
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
@@ -48,7 +49,7 @@ _TAKEN = {
     metavar="SETTING=VALUE,VALUE",
     help="Compare settings of one recipe: a flag, num-speculative-tokens or method.",
 )
-@click.option("--slo", default="", help="Limits that every setting must keep, such as ttft_p95=2s.")
+@click.option("--slo", callback=objective, help="Limits that every setting must keep, such as ttft_p95=2s.")
 @click.option("--recipe", default="", help="What two wheels serve, by name or file.")
 @click.option("--use", default="", help="The use of the recipe, such as many.")
 @click.option("--wheel", default="", help="The wheel that serves recipes or settings.")
@@ -202,6 +203,13 @@ def _runs(before: Sequence[Path], after: Sequence[Path], folder: Path, *, quiet:
         raise ConfigError("a run is compared with another one", because=f"only {before[0]} was named")
     if other := [one for one in (*before, *after) if not one.is_dir()]:
         raise ConfigError(f"{other[0]} is no run", because="it is no folder of 'sparkwright verify'")
+    places = [one.resolve() for one in (*before, *after)]
+    if twice := [str(one) for one in places if places.count(one) > 1]:
+        raise ConfigError(
+            "a run is compared with itself",
+            because=f"{twice[0]} was named twice",
+            next_step="name each run once, before or after",
+        )
     with showing_events(quiet=quiet):
         try:
             old, new = ([load_run(place) for place in side] for side in (before, after))

@@ -13,6 +13,14 @@ from sparkwright.verify.options import VerifyOptions
 
 DEFAULT_RECIPE = "qwen3.6-27b-dflash"
 
+
+def objective(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str:
+    """Return the limits of ``--slo``; refuse empty ones, as a shell variable gives that is not set."""
+    if value is not None and not value.strip():
+        raise click.BadParameter("it is empty; give limits such as ttft_p95=2s,tpot_p95=100ms")
+    return value or ""
+
+
 MODEL = click.option("--model", default="", help="The model's name there, if it serves several.")
 LOG = click.option("--log", default="", help="The file that the server at --url writes its log to.")
 OUT = click.option("--out", type=click.Path(path_type=Path), help="Folder; one in dist/evidence/ by default.")
@@ -82,7 +90,9 @@ OPTIONS = (
         default=(),
         help="Also send the sweep's prompts at these rates a second, such as 0.5,2, whatever has ended.",
     ),
-    click.option("--slo", default="", help="Find the highest rate that keeps these limits: ttft_p95=2s."),
+    click.option(
+        "--slo", callback=objective, help="Find the highest rate that keeps these limits: ttft_p95=2s."
+    ),
     click.option("--soak-seconds", "soak_s", type=float, default=0.0, help="How long the soak takes."),
     click.option("--thinking", is_flag=True, help="Let the model think before it answers questions."),
     SPEED,

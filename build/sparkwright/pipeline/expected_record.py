@@ -1,4 +1,4 @@
-"""What an audited wheel is compared with, its record included: computed from this checkout and store."""
+"""The record and files that a wheel should have, computed from this checkout and store for the audit."""
 
 from __future__ import annotations
 

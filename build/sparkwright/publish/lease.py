@@ -27,7 +27,7 @@ _POLL_S = 0.2
 
 
 def clock() -> float:
-    """Return seconds that go on while a machine sleeps, and that nobody sets."""
+    """Return the seconds since boot, suspended time included; unlike the time of day, nobody sets them."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 

@@ -1,13 +1,14 @@
-"""What this user trusts: a root for each address of a channel, and what was seen there.
+"""The roots that this user trusts, and the newest signed metadata seen, for each address of a channel.
 
-A root is pinned by its digest, which a user got over another way, and counts at that address alone: nobody
-else's channel is taken there, and it is taken nowhere else. Beside it are the newest signed metadata that
-were seen at the address: an older state with a good signature is a replay.
+A root is pinned for one address by its digest, which the user has from another source than the mirror. No
+other root is accepted at that address, and the root is accepted at no other one. Metadata older than the
+newest seen there are a replay, however good their signature.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from sparkwright.store import hold, storing, write_atomically
 _INSTEAD = "set XDG_DATA_HOME to a writable folder"
 _PINNED = "pinned.json"
 _OWN = "own"
+_POINTER = "timestamp.json"
 _MOST_VERSIONS = 1000
 
 
@@ -110,15 +112,24 @@ class Trust:
     def is_own(self, pointer: bytes) -> bool:
         """Tell if this machine wrote the *pointer*, by whichever key, and wherever its target was then."""
         digest = sha256_bytes(pointer)
-        return any(path.read_text() == digest for path in self.folder.glob(f"*/{_OWN}"))
+        for path in self.folder.glob(f"*/{_OWN}"):
+            with contextlib.suppress(FileNotFoundError):  # another run pins a root there
+                if path.read_text() == digest:
+                    return True
+        return False
 
     def remember(self, place: str, files: dict[str, bytes], *, own: bytes = b"") -> None:
-        """Remember the newest signed metadata at *place*, by name, and the pointer that this machine wrote.
+        """Remember the signed metadata *files* of *place*, by name, and the pointer that this machine wrote.
+
+        Of two runs, the one that read the older version may end last: it changes nothing.
 
         Raises:
             StorageError: the disk is full or cannot be written.
         """
         with self.using(place) as folder:
+            known = folder / _POINTER
+            if known.exists() and _version(known.read_bytes()) > _version(files[_POINTER]):
+                return
             (folder / "root_history").mkdir(parents=True, exist_ok=True)
             for name, data in files.items():
                 path = folder / name
@@ -139,6 +150,10 @@ def default_trust() -> Trust:
 
     home = user_data_path("sparkwright")
     return Trust(home / "trusted", home / "publisher")
+
+
+def _version(pointer: bytes) -> int:
+    return int(json.loads(pointer)["signed"]["version"])
 
 
 def _of_channel(root: ChannelRoot, channel: str, place: str) -> ChannelRoot:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -65,7 +66,11 @@ _PARSER_FLAGS = ("tool-call-parser", "reasoning-parser")
 _SHARE = 0.85
 _REQUESTS = 16
 _SHORTEST, _UNPLANNED = 1024, 32_768
-_OF_HOST = frozenset({"available", "compiler", "driver", "headers", "page-cache", "persistence", "swap"})
+# Of the machine that the recipe is made on, and of a link between two.
+_OF_HOST = frozenset({
+    "available", "compiler", "driver", "headers", "page-cache", "persistence", "swap",
+    "link", "link-interface", "link-speed", "nccl", "rdma", "rdma-device",
+})  # fmt: skip
 
 
 def new_recipe(
@@ -107,12 +112,20 @@ def new_recipe(
     facts = read_facts(request)
     _require_configuration(facts)
     recipe, remarks = _described(recipe, facts)
-    recipe, report, more = _fitted(request, with_settings(recipe, settings), facts, settings)
+    recipe = with_settings(recipe, settings)
+    recipe = msgspec.structs.replace(recipe, nodes=_machines(recipe))
+    recipe, report, more = _fitted(request, recipe, facts, settings)
     # Nothing starts here, so that --force would lift nothing.
     found = [replace(one, liftable=False) for one in report.findings if one.check not in _OF_HOST]
     require_clear(found)
     told = (Remark("wrong", one.what, one.because) for one in found if one.level == "warn")
     return recipe, (*remarks, *more, *told)
+
+
+def _machines(recipe: Recipe) -> int:
+    """Return the number of DGX Sparks, with a card each, that the flags of *recipe* split the model over."""
+    sizes = [recipe.flags.get(f"{kind}-parallel-size", 1) for kind in ("tensor", "pipeline")]
+    return math.prod(size for size in sizes if isinstance(size, int) and size > 0)
 
 
 def without_unknown_parsers(

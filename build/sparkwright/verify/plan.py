@@ -216,6 +216,12 @@ def _refuse(options: VerifyOptions, profile: Profile) -> None:
             f"add it: --checks {','.join((*options.checks, capacity.NAME))}",
         ),
         (
+            "compare" in profile.checks and not compared,
+            "the check 'compare' needs two servers",
+            "",
+            "compare wheels or recipes: sparkwright verify compare BEFORE AFTER",
+        ),
+        (
             settings.NAME in profile.checks and not options.vary,
             "the check 'settings' needs settings",
             "",

@@ -34,8 +34,8 @@ class Slo:
 
     @property
     def text(self) -> str:
-        """What `parse_slo` makes the same objective of."""
-        # Without an exponent, which `parse_slo` does not read.
+        """The objective in the form that `parse_slo` reads."""
+        # `parse_slo` reads no exponent.
         limits = {name: f"{s * 1000:.6f}".rstrip("0").rstrip(".") for name, s in self.limits.items()}
         return ",".join(f"{name}_p{self.share * 100:.0f}={ms}ms" for name, ms in limits.items())
 

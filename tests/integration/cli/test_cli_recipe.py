@@ -9,7 +9,7 @@ import yaml
 from channel_kit import small_wheel
 from checkpoint_kit import DENSE, write_checkpoint
 
-from sparkwright.base.errors import IncompatibleOptionsError, UnknownNameError
+from sparkwright.base.errors import ConfigError, IncompatibleOptionsError, UnknownNameError
 from sparkwright.cli.main import main
 from sparkwright.recipes import load_recipe, recipes
 
@@ -43,6 +43,11 @@ def test_show_command_is_one_for_each_machine(capsys: pytest.CaptureFixture[str]
     assert main(["recipe", "show", "qwen3.8-27b-dflash2-2x", "--format", "command"]) == 0
     said = capsys.readouterr().out
     assert [said.count(word) for word in ("vllm serve", "--node-rank 1", "--headless")] == [2, 1, 1]
+
+
+def test_one_form_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["recipe", "show", NAME, "--format", "command", "--json"]) == ConfigError.exit_code
+    assert "--format" in json.loads(capsys.readouterr().out)["error"]["what"]
 
 
 def test_new_overwrites_nothing_and_names_what_cannot_be_read(

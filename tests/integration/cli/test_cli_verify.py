@@ -267,6 +267,9 @@ REFUSED = {
     "limits without a rate": (
         ("--demo", "--slo", "ttft_p95=2s", "--checks", "boot"), 10, "--checks boot,capacity",
     ),
+    "no limits": (("--demo", "--slo", ""), 2, "it is empty"),
+    "no limits of settings": (("compare", "smoke", "--demo", "--slo", " "), 2, "it is empty"),
+    "a comparison of nothing": (("--demo", "--checks", "compare"), 10, "verify compare BEFORE AFTER"),
     "settings of nothing": (("--demo", "--checks", "settings"), 10, "--vary"),
     "another objective": (("--demo", "--slo", "ttft_p85=2s"), 10, "p85"),
     "no interpreter": (("--python", "gone/python"), 10, "gone/python"),
