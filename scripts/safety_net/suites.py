@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -92,6 +93,7 @@ def keys(scratch: Path) -> dict[str, Any]:
     serving.write_models(scratch / "hub")
     stub = next(serving.small_wheels(scratch / "stubs").glob("vllm-0.33*.whl"))
     sweep = product.recorded_runs(run) / "sweep"
+    again = shutil.copytree(sweep, scratch / "again")
     machine = serving.simulate(serving.HOSTS["spark"], scratch / "host")
     machine["PATH"] += os.pathsep + os.environ["PATH"]
     series = ("--series", "0.33", "--kernels", "upstream")
@@ -111,7 +113,7 @@ def keys(scratch: Path) -> dict[str, Any]:
         "service install": ("service", "install", recipe, "--dry-run"),
         "service status": ("service", "status"),
         "verify": ("verify", "--resume", sweep),
-        "verify compare": ("verify", "compare", sweep, sweep, "--out", scratch / "compared"),
+        "verify compare": ("verify", "compare", sweep, again, "--out", scratch / "compared"),
         "carry show": ("carry", "show", "uma-clamp", "--series", "0.33"),
         "doctor": ("doctor",),
         "store status": ("store", "status"),

@@ -207,7 +207,9 @@ def _output(program: str, *arguments: str) -> str:
 
 def in_gib(size: float) -> str:
     """Return *size* bytes in GiB with one digit, and what would be 0.0 of them in a smaller unit."""
-    return f"{size / GIB:.1f} GiB" if abs(size) >= GIB / 20 else human_size(size)
+    if abs(size) >= GIB / 20:
+        return f"{size / GIB:.1f} GiB"
+    return f"{'-' * (size < 0)}{human_size(abs(size))}"
 
 
 def _nearest(path: Path) -> Path:
