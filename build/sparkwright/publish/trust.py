@@ -121,14 +121,16 @@ class Trust:
     def remember(self, place: str, files: dict[str, bytes], *, own: bytes = b"") -> None:
         """Remember the signed metadata *files* of *place*, by name, and the pointer that this machine wrote.
 
-        Of two runs, the one that read the older version may end last: it changes nothing.
+        Of two runs, the one that read the older version may end last: it changes nothing. Only a new root
+        starts versions anew, since a thief may have counted ahead with the key that it revokes.
 
         Raises:
             StorageError: the disk is full or cannot be written.
         """
         with self.using(place) as folder:
             known = folder / _POINTER
-            if known.exists() and _version(known.read_bytes()) > _version(files[_POINTER]):
+            renewed = any(name.startswith("root_history/") and not (folder / name).exists() for name in files)
+            if known.exists() and not renewed and _version(known.read_bytes()) > _version(files[_POINTER]):
                 return
             (folder / "root_history").mkdir(parents=True, exist_ok=True)
             for name, data in files.items():
