@@ -19,7 +19,6 @@ from pathlib import Path
 
 from edits import copy_checkout, edit_patch
 
-from sparkwright.base.errors import NativeInputsError
 from sparkwright.pipeline import open_checkout
 
 CARRY = "uma-clamp"  # its patch is written for the default release, so that files can be added to it
@@ -53,8 +52,9 @@ def wheel(root: Path, *options: str) -> Outcome:
     done = subprocess.run([*command, "--root", str(root), *options], check=False, stdout=subprocess.PIPE)
     seconds = time.perf_counter() - started
     # With a changed kernel, a wheel that has binaries of upstream's beside compiled ones is refused.
-    if done.returncode not in {0, NativeInputsError.exit_code}:
-        raise SystemExit(f"it ended with status {done.returncode}")
+    told = json.loads(done.stdout)
+    if done.returncode and told["error"]["kind"] != "NativeInputsError":
+        raise SystemExit(f"it ended with status {done.returncode}: {told['error']}")
     lines = [line for log in set(logs(root)) - before for line in log.read_text().splitlines()]
     events = [json.loads(line) for line in lines]
     compiled = [event for event in events if event["kind"] == "native.compiled"]
@@ -63,7 +63,7 @@ def wheel(root: Path, *options: str) -> Outcome:
         tuple(event["unit"] for event in events if event["kind"] == "compile.started"),
         sum(event["cpu_seconds"] for event in compiled),
         max((event["peak_mib"] for event in compiled), default=0),
-        json.loads(done.stdout),
+        told,
     )
 
 

@@ -203,7 +203,7 @@ def test_a_boot_that_fails_is_named_with_the_logs_end_and_evidence(tmp_path: Pat
     assert f"({name})" in error.what
     assert CAUSES[name] in error.because
     assert str(error.evidence) in error.next_step
-    assert error.exit_code == 80
+    assert error.exit_code == 77
     summary = json.loads((error.evidence / "incident.json").read_text(encoding="utf-8"))
     assert (summary["cause"], summary["exit_status"]) == (name, 1)
     assert CAUSES[name] in (error.evidence / "log-tail.txt").read_text(encoding="utf-8")

@@ -215,7 +215,7 @@ def test_a_machine_of_another_kind_is_refused(hosts: TwoHosts, patch: str, what:
 
 def test_what_stands_in_the_way_is_told(hosts: TwoHosts) -> None:
     status, errors = refused(hosts, "--peer", "10.77.2.99")
-    assert (status, "10.77.2.99 cannot be reached" in errors) == (75, True), errors
+    assert (status, "10.77.2.99 cannot be reached" in errors) == (20, True), errors
     status, errors = refused(hosts, "--peer", "a:b@c")
     assert (status, "holds a password" in errors) == (ConfigError.exit_code, True)
 
@@ -225,13 +225,13 @@ def test_what_stands_in_the_way_is_told(hosts: TwoHosts) -> None:
         assert other.stdout is not None
         other.stdout.readline()
         status, errors = refused(hosts)
-        assert (status, "port 29501 of 10.77.1.1 is in use" in errors) == (75, True), errors
+        assert (status, "port 29501 of 10.77.1.1 is in use" in errors) == (20, True), errors
         other.kill()
 
     key = hosts.folder / "ssh" / "client"
     key.rename(key.with_name("away"))
     status, errors = refused(hosts)
-    assert (status, "ssh-copy-id spark-b" in errors) == (75, True), errors
+    assert (status, "ssh-copy-id spark-b" in errors) == (20, True), errors
     key.with_name("away").rename(key)
 
     write_recipe(hosts, nodes=1)
@@ -248,7 +248,7 @@ def test_what_stands_in_the_way_is_told(hosts: TwoHosts) -> None:
     ):
         subprocess.run(["ip", "-n", a, *words], check=True)
     status, errors = refused(hosts)
-    assert (status, "share no link" in errors) == (75, True), errors
+    assert (status, "share no link" in errors) == (20, True), errors
     assert f"{FAST} 10.77.1.2/24" in errors
 
 

@@ -137,10 +137,10 @@ def test_the_twin_with_a_pull_request_is_taken(tmp_path: Path) -> None:
     assert carry.revision_for("1.0") is None
 
 
-def test_a_newer_format_has_its_own_exit_code(tmp_path: Path) -> None:
+def test_a_newer_format_is_told_as_such(tmp_path: Path) -> None:
     with pytest.raises(NewerFormatError) as caught:
         load(tmp_path, format=3, surprise=1)
-    assert caught.value.exit_code == 11
+    assert caught.value.exit_code == 10
 
 
 def test_a_folder_without_its_toml_is_refused_or_overlooked(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
     assert "did you mean 'cache-fix'?" in unknown_name("carry", "cash-fix", ["cache-fix", "other"]).next_step
     assert unknown_name("carry", "xyz", ["b", "a"]).next_step == "known: b, a"
     assert unknown_name("carry", "xyz", []).next_step == "known: none"
-    assert unknown_name("carry", "xyz", []).exit_code == 12
+    assert unknown_name("carry", "xyz", []).exit_code == 10
 
 
 # A change to a dependency's source ---------------------------------------------------------

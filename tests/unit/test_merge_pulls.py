@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 from kit import Recorder, Scene, UpstreamRepository, read_tree, write_carry
 
-from sparkwright.base.errors import FetchError, MovedHeadError
+from sparkwright.base.errors import FetchError, PatchError
 from sparkwright.carries import load_carry
 from sparkwright.git import fetch
 from sparkwright.merge import History, Outcome, OutcomeKind
@@ -67,7 +67,7 @@ def test_the_check_itself_tells_moved_from_gone(pulled: Pulled) -> None:
     assert pull is not None
     refuse_moved_head(pulled.scene.repository, pull)
     pulled.upstream.pull(7, pulled.base, [{CODE: NEW}])
-    with pytest.raises(MovedHeadError):
+    with pytest.raises(PatchError):
         refuse_moved_head(pulled.scene.repository, pull)
     pulled.upstream.git("update-ref", "-d", "refs/pull/7/head")
     with pytest.raises(FetchError, match="no pull request 7"):

@@ -137,11 +137,11 @@ def test_a_patchset_is_called_as_its_file(tmp_path: Path) -> None:
     assert "'spark'" in caught.value.because
 
 
-def test_a_newer_format_has_its_own_exit_code(tmp_path: Path) -> None:
+def test_a_newer_format_is_told_as_such(tmp_path: Path) -> None:
     write(tmp_path, format=2)
     with pytest.raises(NewerFormatError) as caught:
         load_patchset(tmp_path / "patchsets", "spark")
-    assert caught.value.exit_code == 11
+    assert caught.value.exit_code == 10
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_requirements_that_do_not_hold_are_refused(tmp_path, requires, order, sa
         point(tmp_path, requires, order)
     assert says in caught.value.because
     assert caught.value.next_step
-    assert caught.value.exit_code == 13
+    assert caught.value.exit_code == 10
 
 
 def test_a_required_carry_that_does_not_exist_is_unknown(tmp_path: Path) -> None:

@@ -285,7 +285,7 @@ def test_a_refusal_names_every_reason_and_what_works_instead() -> None:
     assert "capability 10.x alone" in caught.value.because
     assert "flashinfer.py:807" in caught.value.because
     assert "fp8_e4m3" in caught.value.next_step
-    assert caught.value.exit_code == 81
+    assert caught.value.exit_code == 10
 
 
 def test_the_card_at_hand_counts_more_than_the_recipes() -> None:

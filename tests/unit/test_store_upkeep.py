@@ -403,7 +403,7 @@ def test_damage_is_found_and_removed_and_sound_things_stay(store: Store) -> None
     assert "gone" in found[name]
     error = unsound(verify(store))
     assert error is not None
-    assert ("7 damaged entries" in error.what, error.exit_code) == (True, 72)
+    assert ("7 damaged entries" in error.what, error.exit_code) == (True, 70)
     remove_faults(verify(store))
     assert faults(store) == {}
     assert unsound([]) is None

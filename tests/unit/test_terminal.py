@@ -1,6 +1,5 @@
 """How work with parts under way is shown: lines for a log, bars on a terminal."""
 
-import contextlib
 import io
 import itertools
 from typing import Any
@@ -8,8 +7,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 from rich.progress import Progress, TextColumn
+from rich.text import Text
 
-from sparkwright.base.events import Event, subscribe, task
+from sparkwright.base.events import Event
 from sparkwright.cli import terminal
 
 NAMES = ("_moe_C/csrc/libtorch_stable/moe/marlin_moe_wna16/ops.cu", "_C/csrc/cache.cu")
@@ -43,7 +43,7 @@ class TestLines:
         clock[0] += 10
         show(progress(57, *NAMES, peak_mib=5120, failed=1, held="memory: 2.1 GiB free"))
         assert capsys.readouterr().err == (
-            "… compile\n… compile: 57 of 193 (30%), 12 min 30 s left, 2 running with 2.00 GiB, "
+            "… compile\n… compile: 57 of 193 units (30%), 12 min 30 s left, 2 running with 2.00 GiB, "
             "longest _C/csrc/cache.cu (5.0 s), peak 5.00 GiB, 1 failed, held back by memory: 2.1 GiB free\n"
         )
 
@@ -89,61 +89,26 @@ class TestLines:
         show.beat()
         assert not capsys.readouterr().err, "nothing runs"
 
-    def test_what_a_task_does_not_say_is_guessed_or_left_out(self, clock, capsys):
-        show = terminal._PlainLines()
-        show(STARTED)
-        clock[0] += 10
-        show(progress(100, left=None))
-        assert capsys.readouterr().err.endswith("compile: 100 of 193 (52%), 9.3 s left\n")
 
+def test_each_task_has_a_bar_until_it_ends() -> None:
+    column = TextColumn("{task.description}|{task.completed}/{task.total}|{task.fields[told]}")
+    console = Console(file=io.StringIO(), force_terminal=True, width=200)
+    bars = Progress(column, console=console, auto_refresh=False)
 
-class TestBars:
-    @pytest.fixture
-    def bars(self) -> Progress:
-        column = TextColumn("{task.description}|{task.completed}/{task.total}|{task.fields[amount]}")
-        console = Console(file=io.StringIO(), force_terminal=True, width=200)
-        return Progress(column, terminal._time_left_column(), console=console, auto_refresh=False)
+    def shown() -> list[str]:
+        with console.capture() as captured:
+            console.print(bars.get_renderable(), soft_wrap=True, no_wrap=True)
+        return [line.strip() for line in Text.from_ansi(captured.get()).plain.splitlines() if line.strip()]
 
-    def shown(self, bars: Progress) -> list[str]:
-        with bars.console.capture() as captured:
-            bars.console.print(bars.get_renderable(), soft_wrap=True, no_wrap=True)
-        return [" ".join(line.split()) for line in _plain(captured.get()).splitlines() if line.strip()]
-
-    def test_each_unit_under_way_has_one(self, bars: Progress) -> None:
-        show = terminal._LiveDisplay(bars)
-        show(STARTED)
-        show(progress(57, *NAMES, peak_mib=5120))
-        assert self.shown(bars) == [
-            "compile|57/193|57 of 193 units, peak 5.00 GiB 12 min 30 s",
-            "…orch_stable/moe/marlin_moe_wna16/ops.cu|4.0/40.0|1.00 GiB 36 s",
-            "_C/csrc/cache.cu|5.0/40.0|1.00 GiB 35 s",
-        ]
-        show(progress(58, NAMES[1]))
-        assert len(self.shown(bars)) == 2, "and has none when it ended"
-        show(Event("task.finished", 0.0, {"name": "compile", "seconds": 1, "done": 193}))
-        assert self.shown(bars) == []
-
-    def test_one_that_is_overdue_is_full_and_no_more(self, bars: Progress) -> None:
-        show = terminal._LiveDisplay(bars)
-        show(STARTED)
-        show(progress(1, running=[part("a", elapsed=90.0)]))
-        assert self.shown(bars)[1] == "a|90.0/90.0|1.00 GiB 0.0 s"
-
-    def test_a_failure_takes_all_away(self, bars: Progress) -> None:
-        with subscribe(terminal._LiveDisplay(bars)), contextlib.suppress(KeyError), task("compile") as work:
-            work.advance(1, running=[part("a")], left=1.0)
-            assert len(self.shown(bars)) == 2
-            raise KeyError
-        assert self.shown(bars) == []
-
-    def test_other_tasks_look_as_ever(self, bars: Progress) -> None:
-        show = terminal._LiveDisplay(bars)
-        show(Event("task.started", 0.0, {"name": "load", "total": 4096, "unit": "B", "done": 0}))
-        show(Event("task.progress", 0.0, {"name": "load", "total": 4096, "unit": "B", "done": 2048}))
-        assert self.shown(bars) == ["load|2048/4096|2.0 KiB -:--:--"]
-
-
-def _plain(text: str) -> str:
-    from rich.text import Text
-
-    return Text.from_ansi(text).plain
+    show = terminal._LiveDisplay(bars)
+    show(STARTED)
+    show(progress(57, peak_mib=5120))
+    show(Event("task.started", 0.0, {"name": "load", "total": 4096, "unit": "B", "done": 0}))
+    show(Event("task.progress", 0.0, {"name": "load", "total": 4096, "unit": "B", "done": 2048}))
+    assert shown() == [
+        "compile|57/193|57 of 193 units (30%), 12 min 30 s left, peak 5.00 GiB",
+        "load|2048/4096|2.0 KiB of 4.0 KiB (50%)",
+    ]
+    show(Event("task.finished", 0.0, {"name": "compile", "seconds": 1, "done": 193}))
+    show(Event("task.failed", 0.0, {"name": "load", "seconds": 1, "error": ""}))
+    assert shown() == []

@@ -1,7 +1,7 @@
 """Every failure that a user can see: what failed, its cause, and the next step.
 
-Each class has its own exit code, so that scripts can tell causes apart without
-reading text. A test compares ``docs/exit-codes.md`` with this file.
+An exit code says who has to act: the user, the network, another program, a carry, a server. The class is the
+kind of failure, which ``--json`` names. A test compares ``docs/exit-codes.md`` with this file.
 """
 
 from __future__ import annotations
@@ -46,13 +46,9 @@ class ConfigError(SparkwrightError):
 class NewerFormatError(ConfigError):
     """A file was written by a newer sparkwright than this one."""
 
-    exit_code = 11
-
 
 class UnknownNameError(ConfigError):
     """A carry, patchset or command argument names something that does not exist."""
-
-    exit_code = 12
 
 
 def unknown_name(kind: str, name: str, known: Sequence[str], next_step: str = "") -> UnknownNameError:
@@ -71,7 +67,29 @@ def unknown_name(kind: str, name: str, known: Sequence[str], next_step: str = ""
 class DependencyOrderError(ConfigError):
     """Requirements between carries form a cycle, are missing, or are out of order."""
 
-    exit_code = 13
+
+class LockMismatchError(SparkwrightError):
+    """The lock and the release disagree."""
+
+    exit_code = 10
+
+
+class RefError(SparkwrightError):
+    """A ref, commit id or repository address is not safe to pass to git."""
+
+    exit_code = 10
+
+
+class IncompatibleOptionsError(SparkwrightError):
+    """A recipe has options that do not work together, or that a release does not have."""
+
+    exit_code = 10
+
+
+class EndpointError(SparkwrightError):
+    """The endpoint cannot be verified: wrong address, key, model or kind of server."""
+
+    exit_code = 10
 
 
 class ToolError(SparkwrightError):
@@ -89,11 +107,35 @@ class ProcessError(SparkwrightError):
 class EnvironmentSetupError(SparkwrightError):
     """The Python environment for probes could not be made."""
 
-    exit_code = 16
+    exit_code = 15
 
 
 class FetchError(SparkwrightError):
     """Something could not be fetched."""
+
+    exit_code = 20
+
+
+class NotInStoreError(SparkwrightError):
+    """The network is off and the store lacks a needed file."""
+
+    exit_code = 20
+
+
+class MissingSourceError(SparkwrightError):
+    """A source of native kernels cannot be fetched, and native kernels were required."""
+
+    exit_code = 20
+
+
+class UploadError(SparkwrightError):
+    """A target of wheels cannot be reached, read or written."""
+
+    exit_code = 20
+
+
+class ClusterError(SparkwrightError):
+    """Other machines cannot be reached, cannot compile for this one, or were lost."""
 
     exit_code = 20
 
@@ -104,38 +146,44 @@ class DigestError(SparkwrightError):
     exit_code = 21
 
 
-class NotInStoreError(SparkwrightError):
-    """The network is off and the store lacks a needed file."""
-
-    exit_code = 22
-
-
 class ArchiveError(SparkwrightError):
     """An archive is damaged, or would write outside its folder."""
 
-    exit_code = 23
+    exit_code = 21
 
 
-class LockMismatchError(SparkwrightError):
-    """The lock and the release disagree."""
+class TamperedError(SparkwrightError):
+    """Published bytes are not those that were signed or promised by their digest."""
 
-    exit_code = 24
-
-
-class MovedHeadError(SparkwrightError):
-    """A pull request's head is not the commit that was pinned."""
-
-    exit_code = 25
+    exit_code = 21
 
 
-class RefError(SparkwrightError):
-    """A ref, commit id or repository address is not safe to pass to git."""
+class SignatureError(SparkwrightError):
+    """A signed statement is damaged, has no valid signature, or cannot be signed."""
 
-    exit_code = 26
+    exit_code = 21
+
+
+class UntrustedKeyError(SparkwrightError):
+    """A signature is by a key that is unknown, revoked, out of its time, or not the one of that address."""
+
+    exit_code = 21
+
+
+class ExpiredChannelError(SparkwrightError):
+    """A channel's signed statement is past its time."""
+
+    exit_code = 21
+
+
+class ReplayedChannelError(SparkwrightError):
+    """A channel is older than one that was seen before: a mirror is stale, or was rolled back."""
+
+    exit_code = 21
 
 
 class PatchError(SparkwrightError):
-    """A revision does not fit the blobs that it names, or reaches outside the tree."""
+    """A change does not fit the blobs that it names, leaves the tree, or is not what was pinned."""
 
     exit_code = 30
 
@@ -143,7 +191,7 @@ class PatchError(SparkwrightError):
 class CarryConflictError(SparkwrightError):
     """One or more carries could not be merged."""
 
-    exit_code = 31
+    exit_code = 30
     refused = False
     """Whether one was refused, which damaged objects cause too; where all conflict, git read all of them."""
 
@@ -151,25 +199,13 @@ class CarryConflictError(SparkwrightError):
 class ProofError(SparkwrightError):
     """A probe could not run, or found a defect in the merged tree."""
 
-    exit_code = 40
+    exit_code = 30
 
 
 class UnprovedError(SparkwrightError):
-    """A carry has no proof that it is needed and works."""
+    """A carry lacks a proof that it is needed and works, or upstream contains it and has its defect still."""
 
-    exit_code = 41
-
-
-class AbsorptionError(SparkwrightError):
-    """Upstream seems to contain a carry, and the carry's defect is still in upstream's tree."""
-
-    exit_code = 42
-
-
-class UnreleasedError(SparkwrightError):
-    """A patchset without a revision for its present state was to be released."""
-
-    exit_code = 43
+    exit_code = 30
 
 
 class NativeInputsError(SparkwrightError):
@@ -181,37 +217,25 @@ class NativeInputsError(SparkwrightError):
 class WheelError(SparkwrightError):
     """A wheel is malformed, or cannot be assembled."""
 
-    exit_code = 51
+    exit_code = 50
 
 
 class NativeBuildError(SparkwrightError):
     """The kernels could not be configured or linked."""
 
-    exit_code = 52
+    exit_code = 50
 
 
 class CompileError(SparkwrightError):
     """A compiler failed on a unit of native code, or wrote no object for it."""
 
-    exit_code = 53
-
-
-class MissingSourceError(SparkwrightError):
-    """A source of native kernels cannot be fetched, and native kernels were required."""
-
-    exit_code = 54
+    exit_code = 50
 
 
 class BinaryError(SparkwrightError):
     """A compiled file is damaged, or of an unknown kind."""
 
-    exit_code = 55
-
-
-class CompanionError(SparkwrightError):
-    """FlashInfer would compile a kernel that a companion should hold, or cannot use the companion."""
-
-    exit_code = 56
+    exit_code = 50
 
 
 class AuditError(SparkwrightError):
@@ -223,55 +247,15 @@ class AuditError(SparkwrightError):
 class PublishError(SparkwrightError):
     """The index could not be written."""
 
-    exit_code = 61
+    exit_code = 60
 
 
 class LostRaceError(PublishError):
     """Another publisher changed the channel first, or a prune is removing what is to be published."""
 
-    exit_code = 62
-
 
 class MissingEvidenceError(PublishError):
     """A wheel lacks evidence that the channel's policy requires."""
-
-    exit_code = 63
-
-
-class UploadError(PublishError):
-    """A target of wheels cannot be reached, read or written."""
-
-    exit_code = 64
-
-
-class TamperedError(SparkwrightError):
-    """Published bytes are not those that were signed or promised by their digest."""
-
-    exit_code = 65
-
-
-class SignatureError(SparkwrightError):
-    """A signed statement is damaged, has no valid signature, or cannot be signed."""
-
-    exit_code = 66
-
-
-class UntrustedKeyError(SparkwrightError):
-    """A signature is by a key that is unknown, revoked, out of its time, or not the one of that address."""
-
-    exit_code = 67
-
-
-class ExpiredChannelError(SparkwrightError):
-    """A channel's signed statement is past its time."""
-
-    exit_code = 68
-
-
-class ReplayedChannelError(SparkwrightError):
-    """A channel is older than one that was seen before: a mirror is stale, or was rolled back."""
-
-    exit_code = 69
 
 
 class StorageError(SparkwrightError):
@@ -283,31 +267,17 @@ class StorageError(SparkwrightError):
 class BusyError(SparkwrightError):
     """Another run holds a lock that this one needs."""
 
-    exit_code = 71
-
-
-class DamagedStoreError(StorageError):
-    """Files or records in the store are damaged."""
-
-    exit_code = 72
+    exit_code = 70
 
 
 class LostFileError(StorageError):
     """A cached file was evicted while in use."""
 
-    exit_code = 73
-
 
 class NotEnoughMemoryError(SparkwrightError):
     """This machine has too little memory for the request."""
 
-    exit_code = 74
-
-
-class ClusterError(SparkwrightError):
-    """Other machines cannot be reached, cannot compile for this one, or were lost."""
-
-    exit_code = 75
+    exit_code = 70
 
 
 class PreflightError(SparkwrightError):
@@ -316,28 +286,16 @@ class PreflightError(SparkwrightError):
     exit_code = 76
 
 
-class ServerEndedError(SparkwrightError):
-    """A served model's engine ended by itself, or was found wedged."""
+class ServerError(SparkwrightError):
+    """The server under test could not be started, or exited."""
 
     exit_code = 77
 
 
-class ServerError(SparkwrightError):
-    """The server under test could not be started, or exited."""
+class ServerEndedError(SparkwrightError):
+    """A served model's engine ended by itself, or was found wedged."""
 
-    exit_code = 80
-
-
-class IncompatibleOptionsError(SparkwrightError):
-    """A recipe has options that do not work together, or that a release does not have."""
-
-    exit_code = 81
-
-
-class EndpointError(SparkwrightError):
-    """The endpoint cannot be verified: wrong address, key, model or kind of server."""
-
-    exit_code = 82
+    exit_code = 77
 
 
 class VerdictError(SparkwrightError):
@@ -355,19 +313,13 @@ class UndecidedError(SparkwrightError):
 class RehearsalError(SparkwrightError):
     """A rehearsal could not be made: its wheel, model or environment is missing."""
 
-    exit_code = 85
+    exit_code = 84
 
 
 class BisectionError(SparkwrightError):
-    """A bisection cannot start: the ends are alike, do not reproduce, or cannot be realised."""
+    """A bisection names no change: its ends cannot be told apart or made, or several changes are left."""
 
-    exit_code = 90
-
-
-class NoCulpritError(SparkwrightError):
-    """A bisection ended without one culprit: what is left is a range or a set."""
-
-    exit_code = 91
+    exit_code = 84
 
 
 class NeedsPersonError(SparkwrightError):

@@ -10,7 +10,7 @@ import click
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_file
-from sparkwright.base.errors import ConfigError, NoCulpritError
+from sparkwright.base.errors import BisectionError, ConfigError
 from sparkwright.base.text import human_seconds, human_size
 from sparkwright.cli.globals import Command, global_options
 from sparkwright.cli.options import job_options, machines_option
@@ -210,7 +210,7 @@ def _replay(session: Session, identity: str) -> Result:
     if state.refused is not None:
         raise state.refused
     if state.result is None:
-        raise NoCulpritError(
+        raise BisectionError(
             f"bisection {folder.name} has not ended",
             because="its journal holds too few evaluations",
             next_step="run its command again: it resumes",
@@ -271,7 +271,7 @@ def _finished(folder: Path, problem: SearchProblem, result: SearchResult) -> Res
         write_atomically(folder / name, data)
     failure = None
     if result.confidence is None:
-        failure = NoCulpritError(
+        failure = BisectionError(
             f"{len(result.changes)} changes are left",
             because="what lies between them could not be judged"
             if result.kind == "range"

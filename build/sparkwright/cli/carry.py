@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -50,12 +49,11 @@ def _find(session: Session, name: str) -> Carry:
 @click.option(
     "--pull",
     metavar="NUMBER",
-    help="Take the change from this upstream pull request: 45544, #45544 or its address.",
+    help="Take the change from this pull request: 45544 or #45544 of upstream's, or an address.",
 )
 @click.option(
     "--from", "folder", type=click.Path(path_type=Path), help="Take the change from this edited folder."
 )
-@click.option("--repository", help="The pull request's repository; upstream's by default.")
 @click.option(
     "--base",
     default="",
@@ -73,7 +71,6 @@ def new(
     name: str | None,
     pull: str | None,
     folder: Path | None,
-    repository: str | None,
     base: str,
     title: str,
     why: str,
@@ -94,7 +91,7 @@ def new(
     if (pull is None) == (folder is None):
         raise click.UsageError("name either --pull NUMBER or --from FOLDER")
     if pull is not None:
-        carry, taken = _new_pull(session, _Asked(name or "", pull, repository or "", base, title, why))
+        carry, taken = _new_pull(session, pull, name=name or "", base=base, title=title, why=why)
     else:
         if name is None or not title or not why or folder is None or base:
             raise click.UsageError("a carry from a folder needs a NAME, --title and --why, and has no --base")
@@ -119,19 +116,9 @@ def new(
     )
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """The options of a pull request to carry."""
-
-    name: str
-    pull: str
-    repository: str
-    base: str
-    title: str
-    why: str
-
-
-def _new_pull(session: Session, asked: _Asked) -> tuple[Carry, list[Part]]:
+def _new_pull(
+    session: Session, pull: str, *, name: str, base: str, title: str, why: str
+) -> tuple[Carry, list[Part]]:
     """Pin a pull request; return also the commits and files that come with it."""
     from sparkwright.carries.files import Draft, create_pull
     from sparkwright.carries.pull import parse_pull, resolve_pull
@@ -139,10 +126,11 @@ def _new_pull(session: Session, asked: _Asked) -> tuple[Carry, list[Part]]:
     from sparkwright.merge.prepare import pull_change
     from sparkwright.merge.shipped import idle, unshippable
 
-    named = parse_pull(asked.pull)
+    named, pinned = parse_pull(pull), session.checkout.lock.release.git
     session.require_network(f"pull request {named.number}")
-    address = _repository(session, asked.repository or named.repository)
-    found = resolve_pull(session.store, address, named.number, branch=asked.base)
+    given, own = (one.removesuffix("/").removesuffix(".git") for one in (named.repository, pinned))
+    address = pinned if given in {"", own} else named.repository  # the lock's own spelling
+    found = resolve_pull(session.store, address, named.number, branch=base)
     repository = open_repository(session.store.git)
     change = pull_change(repository, found.pin)
     if because := idle(repository, change.base, change.theirs):
@@ -152,10 +140,10 @@ def _new_pull(session: Session, asked: _Asked) -> tuple[Carry, list[Part]]:
     several = len(found.subjects) > 1
     listed = "Its commits:\n" + "\n".join(f"* {subject}" for subject in found.subjects)
     draft = Draft(
-        name=asked.name or f"pull-{named.number}",
+        name=name or f"pull-{named.number}",
         # Of several commits none speaks for the whole, and one may be another request's.
-        title=asked.title or (not several and found.subjects[0]) or f"Pull request {named.number}",
-        why=asked.why or (listed if several else found.message) or "The pull request does not say.",
+        title=title or (not several and found.subjects[0]) or f"Pull request {named.number}",
+        why=why or (listed if several else found.message) or "The pull request does not say.",
         drop_when=f"Upstream merges pull request {named.number}.",
     )
     counts = repository.line_counts(change.base, change.theirs)
@@ -198,13 +186,6 @@ def _some(lines: Sequence[str]) -> Iterator[Part]:
     yield from (("", line) for line in lines[:_SHOWN])
     if len(lines) > _SHOWN:
         yield "", f"and {len(lines) - _SHOWN} more"
-
-
-def _repository(session: Session, named: str) -> str:
-    """Return the address of the repository *named*, in the lock's spelling if it is the lock's."""
-    pinned = session.checkout.lock.release.git
-    same = named.removesuffix("/").removesuffix(".git") == pinned.removesuffix("/").removesuffix(".git")
-    return pinned if same or not named else named
 
 
 @command.command("show")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import click
 
 from sparkwright.base.config import to_builtins
-from sparkwright.base.errors import AbsorptionError, ProofError, SparkwrightError, UnprovedError
+from sparkwright.base.errors import ProofError, SparkwrightError, UnprovedError
 from sparkwright.cli.globals import Command
 from sparkwright.cli.options import cluster_option, job_options
 from sparkwright.cli.result import Part, Result, Table
@@ -80,7 +80,7 @@ def _failure(proofs: Sequence[Proof], unproved: Mapping[str, str]) -> Sparkwrigh
             next_step="correct the carry or its probe, or remove it from the patchset",
         )
     if there := [proof.carry for proof in proofs if proof.verdict == "not absorbed"]:
-        return AbsorptionError(
+        return UnprovedError(
             f"{', '.join(there)} not absorbed",
             because="; ".join(f"{name}: {unproved[name]}" for name in there),
             next_step="set absorbs = false for that pull request, or correct [[superseded]]",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from sparkwright.base.errors import CompanionError
+from sparkwright.base.errors import ConfigError
 from sparkwright.base.text import human_size
 from sparkwright.cli.globals import Command, taking
 from sparkwright.cli.options import out_option
@@ -144,7 +144,7 @@ def audit_by_its_list(session: Session, wheel: Path) -> CompanionAudit:
 
     Raises:
         ArchiveError, WheelError: see `read_companion`.
-        CompanionError: no list of this checkout has that FlashInfer.
+        ConfigError: no list of this checkout has that FlashInfer.
     """
     from sparkwright.companion.make import audited
     from sparkwright.companion.wheel import read_companion
@@ -153,7 +153,7 @@ def audit_by_its_list(session: Session, wheel: Path) -> CompanionAudit:
     for path in sorted((session.checkout.patchsets / LISTS).glob("*.toml")):
         if (spec := load_companion(path)).version == version:
             return audited(session.access, session.checkout.of(path.stem).lock, spec, wheel)
-    raise CompanionError(
+    raise ConfigError(
         f"{wheel.name} cannot be audited",
         because=f"it is for FlashInfer {version}, and no series of this checkout has that",
         next_step="audit it with a checkout whose list has that FlashInfer",

@@ -16,15 +16,13 @@ import click
 from sparkwright.base.errors import SparkwrightError, ToolError
 from sparkwright.base.text import human_size
 from sparkwright.cli.globals import Command, takes, taking
-from sparkwright.cli.output import print_json
 from sparkwright.cli.preflight import ask_options
+from sparkwright.cli.result import Result, Table
 from sparkwright.cli.runtime import SIDECARS, USE, complete_recipe
 from sparkwright.cli.session import Session, run_in_session
-from sparkwright.cli.tables import show_table
 from sparkwright.git import require_git
 from sparkwright.native.doctor import MachineCheck, check_gpu, find_gpu, native_checks
 from sparkwright.recipes import Recipe
-from sparkwright.serve.preflight import PreflightReport
 
 _NEEDED_BYTES = 3 << 30
 _INDEX_REMEDY = "check pip's index-url and extra-index-url"
@@ -44,7 +42,7 @@ _INDEX_REMEDY = "check pip's index-url and extra-index-url"
 @takes("root", "store_url", "offline", "as_json")
 def command(
     *, recipe: str, use: str, wheel: Path | None, python: Path | None, sidecars_gib: float, **common: Any
-) -> None:
+) -> Result:
     """Check that this machine has what is needed, or that RECIPE would start on it and the machine survive.
 
     For RECIPE nothing is loaded. Of a model that is not on this machine, the hub is asked for sizes and
@@ -52,10 +50,9 @@ def command(
     found; the exit code is 76 if the server should not be started.
     """
     if not recipe:
-        _check_machine()
-        return
+        return _check_machine()
     from sparkwright.recipes import served_recipe
-    from sparkwright.serve.preflight import Hub, PreflightRequest, inspect_start, require_clear
+    from sparkwright.serve.preflight import Hub, PreflightRequest, inspect_start, refusal
 
     chosen = served_recipe(recipe, use)
     report = inspect_start(
@@ -70,12 +67,17 @@ def command(
             hub=Hub(os.environ),
         )
     )
-    if common["as_json"]:
-        found, rows = report.findings, report.rows
-        print_json({"findings": [asdict(one) for one in found], "memory": [asdict(row) for row in rows]})
-    else:
-        _show_report(report)
-    require_clear(report.findings)
+    budget = [(row.part, _gib(row.gib, row.low, row.high), row.source) for row in report.rows]
+    found = [(one.level, one.check, one.what, one.because, one.next_step) for one in report.findings]
+    table = Table(("level", "check", "found", "because", "next"), found)
+    return Result(
+        {
+            "findings": [asdict(one) for one in report.findings],
+            "memory": [asdict(row) for row in report.rows],
+        },
+        [Table(("part", "GiB", "from"), budget), table if found else "nothing speaks against a start"],
+        refusal(report.findings),
+    )
 
 
 def _lacking(recipe: Recipe, wheel: Path) -> tuple[str, ...]:
@@ -87,21 +89,6 @@ def _lacking(recipe: Recipe, wheel: Path) -> tuple[str, ...]:
     return ()
 
 
-def _show_report(report: PreflightReport) -> None:
-    """Print the memory budget and the findings of *report* as tables."""
-    show_table(
-        ("part", "GiB", "from"),
-        [(row.part, _gib(row.gib, row.low, row.high), row.source) for row in report.rows],
-    )
-    if not report.findings:
-        click.echo("nothing speaks against a start")
-        return
-    show_table(
-        ("level", "check", "found", "because", "next"),
-        [(one.level, one.check, one.what, one.because, one.next_step) for one in report.findings],
-    )
-
-
 def _gib(gib: float | None, low: float | None, high: float | None) -> str:
     if gib is None:
         return "unknown"
@@ -109,7 +96,7 @@ def _gib(gib: float | None, low: float | None, high: float | None) -> str:
 
 
 @run_in_session
-def _check_machine(session: Session) -> None:
+def _check_machine(session: Session) -> Result:
     findings = [
         _python(),
         _git(),
@@ -118,19 +105,16 @@ def _check_machine(session: Session) -> None:
         MachineCheck("machine", "pass", f"{platform.machine()}, {platform.system()} {platform.release()}"),
         *_native(session),
     ]
-    if session.as_json:
-        print_json([asdict(finding) for finding in findings])
-    else:
-        show_table(
-            ("what", "verdict", "found", "remedy"),
-            [(finding.what, finding.verdict, finding.detail, finding.remedy) for finding in findings],
-        )
-    if failed := [finding for finding in findings if finding.verdict == "fail"]:
-        raise ToolError(
+    rows = [(one.what, one.verdict, one.detail, one.remedy) for one in findings]
+    failure = None
+    if failed := [one for one in findings if one.verdict == "fail"]:
+        failure = ToolError(
             f"{len(failed)} of {len(findings)} checks failed",
-            because="; ".join(f"{finding.what}: {finding.detail}" for finding in failed),
-            next_step="; ".join(finding.remedy for finding in failed if finding.remedy),
+            because="; ".join(f"{one.what}: {one.detail}" for one in failed),
+            next_step="; ".join(one.remedy for one in failed if one.remedy),
         )
+    table = Table(("what", "verdict", "found", "remedy"), rows)
+    return Result([asdict(one) for one in findings], [table], failure)
 
 
 def _python() -> MachineCheck:

@@ -16,6 +16,7 @@ import click
 from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
+from sparkwright.cli.output import expect_json
 from sparkwright.cli.result import Result, show
 
 R = TypeVar("R")
@@ -125,6 +126,7 @@ class Command(_Anywhere):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse the global options that mean nothing here, if one stands on the command line."""
         rest = super().parse_args(ctx, args)
+        expect_json(ctx.meta[_VALUES]["as_json"])
         names = {option.name for option in self.taken()}
         for option in () if ctx.resilient_parsing else ctx.meta.get(_STATED, ()):
             if option.name not in names:

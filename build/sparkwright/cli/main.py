@@ -15,7 +15,7 @@ import click
 from sparkwright import __version__
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.cli.globals import Group
-from sparkwright.cli.output import colour, expect_json, report, unforeseen
+from sparkwright.cli.output import colour, expect_json, json_expected, report, unforeseen
 
 COMMANDS = {
     "wheel": "Build the wheel: fetch, merge, prove, assemble, audit, publish.",
@@ -88,8 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # A terminal of another encoding than UTF-8 lacks signs that reports have, such as a check mark.
         sys.stdout.reconfigure(errors="backslashreplace")  # noqa: TID251
     words = list(sys.argv[1:] if arguments is None else arguments)
-    as_json = "--json" in itertools.takewhile(lambda word: word != "--", words)
-    expect_json(as_json)
+    # A guess, for command lines that cannot be parsed: the word may be the value of another option.
+    expect_json("--json" in itertools.takewhile(lambda word: word != "--", words))
     try:
         result = group.main(args=words, prog_name="sparkwright", standalone_mode=False, color=colour())
     except SparkwrightError as error:
@@ -100,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return report(stopped, kind="Interrupted", code=_INTERRUPTED)
     except click.ClickException as error:
-        return _report_usage(error, as_json=as_json)
+        return _report_usage(error)
     except SystemExit as ended:  # with 0 by a shell that asked for completions
         if ended.code:  # the reader of standard output has closed it
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # noqa: TID251
@@ -110,8 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return result if isinstance(result, int) else 0
 
 
-def _report_usage(error: click.ClickException, *, as_json: bool) -> int:
-    if not as_json:
+def _report_usage(error: click.ClickException) -> int:
+    if not json_expected():
         error.show()
         return error.exit_code
     context = getattr(error, "ctx", None)

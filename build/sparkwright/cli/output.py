@@ -24,6 +24,11 @@ def expect_json(expected: bool) -> None:  # noqa: FBT001 - the only argument
     _owed.set(expected)
 
 
+def json_expected() -> bool:
+    """Return whether a JSON document is still to be printed."""
+    return _owed.get()
+
+
 def print_json(value: Any) -> None:
     """Print *value*, the result, as JSON."""
     _owed.set(False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,9 @@ import click
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ConfigError, IncompatibleOptionsError
 from sparkwright.cli.globals import Group, takes, taking
-from sparkwright.cli.output import print_json, printable
+from sparkwright.cli.output import printable
+from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_in_session
-from sparkwright.cli.tables import show_table
 from sparkwright.engine.check_recipes import CheckedRecipe
 from sparkwright.recipes import Recipe
 from sparkwright.recipes.commands import Remark
@@ -32,18 +32,20 @@ def command() -> None:
 
 
 @command.command("list")
-@takes("as_json")
-def list_(*, as_json: bool) -> None:
+@taking("as_json")
+def list_() -> Result:
     """List the recipes that ship, with what is known of each."""
     from sparkwright.recipes import recipes
 
     rows = [_row(recipe) for recipe in recipes().values()]
-    if as_json:
-        print_json(rows)
-        return
     headings = ("name", "drafts", "kv", "nodes", "evidence")  # the rest would not fit into 80 columns
-    show_table(headings, [tuple(str(row[heading]) for heading in headings) for row in rows])
-    click.echo("more: sparkwright recipe show NAME; what a grade means: docs/recipes.md")
+    return Result(
+        rows,
+        [
+            Table(headings, [tuple(str(row[heading]) for heading in headings) for row in rows]),
+            "more: sparkwright recipe show NAME; what a grade means: docs/recipes.md",
+        ],
+    )
 
 
 def _row(recipe: Recipe) -> dict[str, Any]:
@@ -64,51 +66,33 @@ def _row(recipe: Recipe) -> dict[str, Any]:
 @command.command("show")
 @click.argument("name")
 @_USE
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["command", "sparkrun"]),
-    help="Print it in this form alone: as the command that serves it, or as YAML of sparkrun.",
-)
-@click.option("--container", default="", help="For sparkrun: the image that holds the wheel.")
-@takes("as_json")
-def show(*, name: str, use: str | None, form: str | None, container: str, as_json: bool) -> None:
+@click.option("--command", "alone", is_flag=True, help="Print the command that serves it alone.")
+@taking("as_json")
+def show(*, name: str, use: str | None, alone: bool) -> Result:
     """Show the effective flags of the recipe NAME, a name or a file, each with its reason."""
-    from sparkwright.recipes import served_recipe
-    from sparkwright.recipes.export import export
+    from sparkwright.recipes import command_lines, served_recipe
 
-    if as_json and form:
-        raise ConfigError(
-            "--json and --format exclude each other",
-            because=f"--format {form} prints that form alone",
-            next_step="leave one of them out; --json has the command too",
-        )
     recipe = served_recipe(name, use or "")
-    if as_json:
-        told = {"notes": recipe.limits, "standing": recipe.standing, "command": _commands(recipe)}
-        print_json({**to_builtins(recipe), **told})
-        return
-    if form == "command":
-        click.echo(printable("\n".join(_commands(recipe))))
-        return
-    if form == "sparkrun":
-        click.echo(export(recipe, container=container), nl=False)
-        return
-    click.echo(f"{printable(recipe.name)}: {printable(recipe.title)}")
-    pairs = [("model", recipe.model), ("drafter", recipe.drafter), ("nodes", str(recipe.nodes))]
-    pairs += [("series", ", ".join(recipe.series) or "any"), ("uses", ", ".join(recipe.uses) or "none")]
-    pairs += [("evidence", _evidence(recipe))]
-    for key, value in pairs:
-        if value:
-            click.echo(f"{key:<9}{printable(value)}")
+    commands = command_lines(recipe)
+    known = {"notes": recipe.limits, "standing": recipe.standing, "command": commands}
     rows = [(f"--{flag}", _shown(value), recipe.why.get(flag, "")) for flag, value in recipe.flags.items()]
     rows += [
         (f"speculative {key}", _shown(value), recipe.why.get(f"speculative.{key}", ""))
         for key, value in recipe.speculative.items()
     ]
     rows += [(key, value, recipe.why.get(key, "")) for key, value in recipe.environment.items()]
-    show_table(("option", "value", "because"), rows)
-    _show_known(recipe)
+    parts: list[Part] = [
+        f"{recipe.name}: {recipe.title}",
+        ("model", recipe.model),
+        ("drafter", recipe.drafter),
+        ("nodes", recipe.nodes),
+        ("series", ", ".join(recipe.series) or "any"),
+        ("uses", ", ".join(recipe.uses) or "none"),
+        ("evidence", _evidence(recipe)),
+        Table(("option", "value", "because"), rows),
+        *_known(recipe),
+    ]
+    return Result({**to_builtins(recipe), **known}, list(commands) if alone else parts)
 
 
 def _evidence(recipe: Recipe) -> str:
@@ -123,40 +107,23 @@ def _shown(value: Any) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
-def _show_known(recipe: Recipe) -> None:
-    """Print notes, evidence, lowest scores and published figures."""
+def _known(recipe: Recipe) -> Iterator[Part]:
+    """Yield notes, evidence, lowest scores and published figures."""
     from sparkwright.recipes.evidence import references
 
-    for note in recipe.limits:
-        click.echo(f"note     {printable(note)}")
+    yield from (("note", note) for note in recipe.limits)
     for one in recipe.evidence:
         differs = f"; there: {one.differs}" if one.differs else ""
-        click.echo(
-            printable(f"seen     {one.grade}: {one.where}, by {one.by} {one.date} {one.source}{differs}")
-        )
-    for bound in recipe.evaluation:
-        click.echo(printable(f"scores   {bound}"))
-    for figures in references(recipe.name, recipe.reference):
-        click.echo(printable(f"figures  {figures.grade}: {figures}"))
-
-
-def _commands(recipe: Recipe) -> list[str]:
-    """Return the command of each machine; the address of the first one is left to the reader."""
-    from sparkwright.recipes import node_arguments
-    from sparkwright.recipes.export import command_line
-
-    if recipe.nodes == 1:
-        return [command_line(recipe)]
-    alone = command_line(recipe)
-    nodes = [" ".join(node_arguments(rank, '"$HEAD_ADDRESS"')) for rank in range(recipe.nodes)]
-    return [f"{alone} \\\n  {node}" for node in nodes]
+        yield "seen", f"{one.grade}: {one.where}, by {one.by} {one.date} {one.source}{differs}"
+    yield from (("scores", bound) for bound in recipe.evaluation)
+    yield from (("figures", f"{one.grade}: {one}") for one in references(recipe.name, recipe.reference))
 
 
 @command.command("check")
 @click.argument("names", nargs=-1)
 @takes("series")
 @run_in_session
-def check(session: Session, *, names: tuple[str, ...], series: str) -> None:
+def check(session: Session, *, names: tuple[str, ...], series: str) -> Result:
     """Check recipes by the own parser of each series' release, with its carries.
 
     Parses the command line of every recipe, by each of its uses, and looks up its flags, values, speculative
@@ -170,31 +137,25 @@ def check(session: Session, *, names: tuple[str, ...], series: str) -> None:
     results = check_recipes(
         session.checkout, session.store, session.repository, found, series, offline=session.offline
     )
-    if session.as_json:
-        print_json([_described(result) for result in results])
-    else:
-        _show_checked(results)
-    refused = [result for result in results if result.refused]
-    if refused:
-        raise IncompatibleOptionsError(
-            f"{len(refused)} of {len(results)} checks found options that do not work",
-            because="\n".join(f"{one.title}: {problem}" for one in refused for problem in one.refused),
-            next_step="change the recipe, or name in its `series` the releases that it is for",
-        )
-
-
-def _described(result: CheckedRecipe) -> dict[str, Any]:
-    told = [{**to_builtins(one), "instead": one.instead, "refuses": one.refuses} for one in result.problems]
-    return {**asdict(result), "problems": told}
-
-
-def _show_checked(results: Sequence[CheckedRecipe]) -> None:
     rows = [
         (one.recipe, one.use or "-", one.series, one.version, "fail" if one.refused else "pass",
          "; ".join(map(str, [*one.problems, *one.rules])))
         for one in results
     ]  # fmt: skip
-    show_table(("recipe", "use", "series", "vllm", "verdict", "because"), rows)
+    failure = None
+    if refused := [one for one in results if one.refused]:
+        failure = IncompatibleOptionsError(
+            f"{len(refused)} of {len(results)} checks found options that do not work",
+            because="\n".join(f"{one.title}: {problem}" for one in refused for problem in one.refused),
+            next_step="change the recipe, or name in its `series` the releases that it is for",
+        )
+    table = Table(("recipe", "use", "series", "vllm", "verdict", "because"), rows)
+    return Result(list(map(_described, results)), [table], failure)
+
+
+def _described(result: CheckedRecipe) -> dict[str, Any]:
+    told = [{**to_builtins(one), "instead": one.instead, "refuses": one.refuses} for one in result.problems]
+    return {**asdict(result), "problems": told}
 
 
 @command.command("new")
@@ -215,7 +176,7 @@ def new(
     settings: tuple[str, ...],
     speculative: str,
     out: Path | None,
-) -> None:
+) -> Result:
     """Write a recipe of MODEL, a folder with a checkpoint or a model of the hub.
 
     It has what follows from the checkpoint's configuration: parsers, the quantization, and the longest
@@ -241,7 +202,7 @@ def new(
             because="\n".join(refused),
             next_step="change --set or --speculative",
         )
-    _write(session, path, recipe, (*remarks, *unknown), found.version)
+    return _written(path, recipe, (*remarks, *unknown), found.version)
 
 
 def _object(text: str) -> dict[str, Any]:
@@ -268,18 +229,20 @@ def _free_path(out: Path | None, recipe: Recipe) -> Path:
     return path
 
 
-def _write(session: Session, path: Path, recipe: Recipe, remarks: Sequence[Remark], version: str) -> None:
-    """Write *recipe* into *path*, and show what was remarked."""
+def _written(path: Path, recipe: Recipe, remarks: Sequence[Remark], version: str) -> Result:
+    """Write *recipe* into *path*; return what was remarked."""
     from sparkwright.recipes.write import recipe_text
 
     path.write_text(recipe_text(recipe), encoding="utf-8")
-    if session.as_json:
-        print_json({"recipe": str(path), "vllm": version, "remarks": [asdict(one) for one in remarks]})
-        return
-    if remarks:
-        show_table(("remark", "what", "because"), [(one.level, one.what, one.because) for one in remarks])
-    click.echo(f"made     {path}, checked by vLLM {version}")
-    click.echo(f"next     sparkwright serve {path} --dry-run")
+    table = Table(("remark", "what", "because"), [(one.level, one.what, one.because) for one in remarks])
+    return Result(
+        {"recipe": str(path), "vllm": version, "remarks": [asdict(one) for one in remarks]},
+        [
+            *([table] if remarks else []),
+            ("made", f"{path}, checked by vLLM {version}"),
+            ("next", f"sparkwright serve {path} --dry-run"),
+        ],
+    )
 
 
 @command.command("import")
@@ -288,7 +251,7 @@ def _write(session: Session, path: Path, recipe: Recipe, remarks: Sequence[Remar
 @click.option("--out", type=click.Path(path_type=Path), help="The file; NAME.toml by default.")
 @taking("series")
 @run_in_session
-def import_(session: Session, *, source: str, name: str, out: Path | None) -> None:
+def import_(session: Session, *, source: str, name: str, out: Path | None) -> Result:
     """Make a recipe of SOURCE: a file, - for standard input, or a command in quotes.
 
     Takes 'vllm serve ...', 'docker run ...', a script or compose file with one, and recipes of
@@ -306,7 +269,7 @@ def import_(session: Session, *, source: str, name: str, out: Path | None) -> No
     )
     recipe, dead = without_dead(recipe, found.problems)
     rules = (Remark("wrong", *rule.split(": ", 1)) for rule in found.rules)
-    _write(session, path, recipe, (*remarks, *dead, *rules), found.version)
+    return _written(path, recipe, (*remarks, *dead, *rules), found.version)
 
 
 def _text_of(source: str) -> str:

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 
-from sparkwright.base.errors import ConfigError, SparkwrightError
+from sparkwright.base.errors import ConfigError, PreflightError, SparkwrightError
 from sparkwright.base.events import JsonlSink, emit, subscribe, task
 from sparkwright.cli.globals import Command, takes
 from sparkwright.cli.output import expect_json, unforeseen
+from sparkwright.cli.result import Result
 from sparkwright.cli.runtime import FORCE, RECIPE, serving_options, stated_settings, wheel_options
-from sparkwright.cli.serve_show import Lines, Screen, show_plan
+from sparkwright.cli.serve_show import Lines, Screen, shown_plan
 from sparkwright.cli.terminal import showing_events
 from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.environment import Environment, OfferedWheel
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 # The extra of this name in pyproject.toml.
 _LIBRARIES = ("aiohttp",)
 _SOURCES = ("wheel", "channel", "python")
-_JSON_S = 10.0  # between two states
+_JSON_S, _TEXT_S = 10.0, 30.0  # between two states
 
 
 @click.command("serve", cls=Command)
@@ -99,7 +100,7 @@ def command(
     quiet: bool,
     as_json: bool,
     **asked: Any,
-) -> None:
+) -> Result | None:
     """Serve RECIPE in the foreground: install, start, warm up, announce, report, and stop cleanly.
 
     RECIPE is a name ('sparkwright recipe list') or a TOML file. The wheel is installed once, with the locked
@@ -124,8 +125,7 @@ def command(
     options = _options(chosen, asked, as_json=as_json)
     _require_one_source(chosen, asked)
     if dry_run:
-        _plan(chosen, options, asked, as_json=as_json)
-        return
+        return _plan(chosen, options, asked, as_json=as_json)
     store = open_store()
     with store.running(), _shown(quiet=quiet, as_json=as_json, options=options):
         folder = new_run_folder(store, chosen.name)
@@ -136,6 +136,7 @@ def command(
             _preflight(store, environment, _request(chosen, options, hub, asked), asked)
             serving = Serving(chosen, environment, options, folder, caches_of(store), peer)
             asyncio.run(serve(serving, _watching(chosen, asked)))
+    return None
 
 
 def _options(recipe: Recipe, asked: dict[str, Any], *, as_json: bool) -> ServeOptions:
@@ -149,7 +150,7 @@ def _options(recipe: Recipe, asked: dict[str, Any], *, as_json: bool) -> ServeOp
         key_file=key_file.absolute() if key_file else None,
         warm_up=not asked["no_warm_up"],
         offline=asked["offline"],
-        interval_s=_JSON_S if as_json else Screen.interval_s(),
+        interval_s=_JSON_S if as_json else _TEXT_S,
         boot_s=asked["boot_s"],
     )
 
@@ -320,7 +321,8 @@ def _request(
 # What is shown ----------------------------------------------------------------------------------------------
 
 
-def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_json: bool) -> None:
+def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_json: bool) -> Result:
+    """Return what would be started; settings that the release does not take are its failure."""
     from sparkwright.engine.environment import existing_environment, plan_environment, sources_here
     from sparkwright.serve.plan import planned
     from sparkwright.store import open_store
@@ -347,12 +349,16 @@ def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_js
         from sparkwright.serve.peer_worker import plan_worker
 
         worker = peer.host.shown, plan_worker(peer, recipe, plan, store, options).shown
-    show_plan(plan, worker=worker, as_json=as_json)
+    shown = shown_plan(plan, worker)
     if stated_settings(asked) and not _is_rehearsal(recipe):
         python = environment.python if environment and environment.python.exists() else None
         request = PreflightRequest(recipe, python=python, wheel=file)
-        with showing_events(quiet=as_json):
-            _check_settings(request, series, environment.identity if environment and file else "")
+        try:
+            with showing_events(quiet=as_json):
+                _check_settings(request, series, environment.identity if environment and file else "")
+        except PreflightError as error:
+            return replace(shown, failure=error)
+    return shown
 
 
 def _check_settings(request: PreflightRequest, series: str, identity: str) -> None:

@@ -6,9 +6,8 @@ import contextlib
 import json
 import os
 import shlex
-import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -16,16 +15,12 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.base.events import Event, subscribe
 from sparkwright.base.text import human_seconds
-from sparkwright.cli.output import print_json, printable
-from sparkwright.cli.tables import show_table
-from sparkwright.cli.terminal import Sink, display
+from sparkwright.cli.output import printable
+from sparkwright.cli.result import Part, Result, Table
+from sparkwright.cli.terminal import showing_events
 from sparkwright.serve.plan import RECIPE_KEY, Plan
 from sparkwright.serve.run import ServeOptions
 from sparkwright.serve.settings import KEY_VARIABLE
-
-if TYPE_CHECKING:
-    from rich.status import Status as Spinner
-
 
 _SHOWN = ("serve.", "warmup.", "warning", "server.evidence")
 _LINES = {
@@ -41,36 +36,34 @@ _CODE = frozenset({
     "--logits-processors", "--middleware", "--reasoning-parser-plugin", "--scheduler-cls",
     "--tool-parser-plugin", "--trust-remote-code", "--worker-cls", "--worker-extension-cls",
 })  # fmt: skip
-_TERMINAL_S, _PLAIN_S = 2.0, 30.0
 _QUESTION = {"role": "user", "content": "Why is the sky blue?"}
 
 
-def show_plan(plan: Plan, *, worker: tuple[str, str] | None = None, as_json: bool) -> None:
-    """Print a plan; *worker* is the second of two machines, with the command there."""
-    if as_json:
-        print_json({**to_builtins(plan), **({"worker": worker} if worker else {})})
-        return
+def shown_plan(plan: Plan, worker: tuple[str, str] | None = None) -> Result:
+    """Return what a start would do; *worker* is the second of two machines, with the command there."""
+    parts: list[Part] = []
     if plan.wheel:
-        click.echo(f"wheel    {plan.wheel}{f': {plan.chosen}' if plan.chosen else ''}")
-        click.echo(f"runtime  {'installed' if plan.made else 'to be installed first'}")
-    if plan.companion:
-        click.echo(f"kernels  {plan.companion}")
+        parts.append(("wheel", f"{plan.wheel}{f': {plan.chosen}' if plan.chosen else ''}"))
+        parts.append(("runtime", "installed" if plan.made else "to be installed first"))
+    parts.append(("kernels", plan.companion))
     if plan.compiled:
-        click.echo(f"compiled {', '.join(plan.compiled)}: by FlashInfer, while the engine starts or serves")
-        click.echo(f"next     {plan.next_step}")
-    show_table(("flag", "value", "why"), [(one.name, one.value, one.why) for one in plan.flags])
-    show_table(("variable", "value", "why"), [(one.name, one.value, one.why) for one in plan.variables])
-    for note in plan.notes:
-        click.echo(f"note     {printable(note)}")
+        compiled = ", ".join(plan.compiled)
+        parts.append(("compiled", f"{compiled}: by FlashInfer, while the engine starts or serves"))
+        parts.append(("next", plan.next_step))
+    parts.append(Table(("flag", "value", "why"), [(one.name, one.value, one.why) for one in plan.flags]))
+    variables = [(one.name, one.value, one.why) for one in plan.variables]
+    parts.append(Table(("variable", "value", "why"), variables))
+    parts += [("note", note) for note in plan.notes]
     if code := [one.name for one in plan.flags if one.name in _CODE]:
-        click.echo(f"code     {', '.join(code)}: Python of the checkpoint or of others runs as you")
+        parts.append(("code", f"{', '.join(code)}: Python of the checkpoint or of others runs as you"))
     if keys := [one.name for one in plan.variables if one.why == RECIPE_KEY]:
-        click.echo(f"keys     {', '.join(keys)}: {RECIPE_KEY}")
+        parts.append(("keys", f"{', '.join(keys)}: {RECIPE_KEY}"))
     assigned = " ".join(_assigned(one.name, one.value, plan.key_file) for one in plan.variables)
-    click.echo(printable(f"\nenv {assigned} \\\n  {plan.command}"))
+    parts.append(f"\nenv {assigned} \\\n  {plan.command}")
     if worker:
-        click.echo(printable(f"\non {worker[0]}:\n{worker[1]}"))
-    click.echo("\na dry run: nothing was started")
+        parts.append(f"\non {worker[0]}:\n{worker[1]}")
+    parts.append("\na dry run: nothing was started")
+    return Result({**to_builtins(plan), **({"worker": worker} if worker else {})}, parts)
 
 
 def _assigned(name: str, value: str, key_file: str) -> str:
@@ -141,40 +134,19 @@ class Lines:
 
 
 class Screen:
-    """Shows progress until the server is ready, then its state: a line that changes, or lines."""
+    """Shows progress, and what happens to the server, as lines."""
 
     def __init__(self, options: ServeOptions, *, quiet: bool) -> None:
         self._options, self._quiet = options, quiet
-        self._open = contextlib.ExitStack()
-        self._sink: Sink | None = None
-        self._spinner: Spinner | None = None
-
-    @staticmethod
-    def interval_s() -> float:
-        """Return the seconds between two states, for a terminal or for a file."""
-        return _TERMINAL_S if sys.stdout.isatty() else _PLAIN_S  # noqa: TID251
 
     @contextlib.contextmanager
     def showing(self) -> Iterator[None]:
         """Show events inside the block."""
-        try:
-            with subscribe(self._show):
-                self._starts(quiet=self._quiet)
-                yield
-        finally:
-            self._quieten()
-            self._open.close()
-
-    def _starts(self, *, quiet: bool) -> None:
-        """Show the progress of a start; with *quiet*, warnings alone."""
-        self._quieten()
-        self._open.close()
-        self._sink = self._open.enter_context(display(quiet=quiet))
+        with showing_events(quiet=self._quiet), subscribe(self._show):
+            yield
 
     def _show(self, event: Event) -> None:
         data = event.data
-        if self._sink is not None:
-            self._sink(event)
         match event.kind:
             case "serve.starting":
                 self._say(f"serving  {data['recipe']} with {data['vllm']}")
@@ -183,21 +155,18 @@ class Screen:
             case "serve.ready":
                 self._ready(data)
             case "serve.status":
-                self._state(data)
+                self._say(f"state    {state_line(data)}")
             case kind if kind in _LINES:
                 self._say(_LINES[kind].format(**data))
             case "serve.stopping":
                 at_once = ": killed" if data["at_once"] else "; once more kills it"
                 self._say(f"stopping on {data['signal']}{at_once}")
             case "serve.stopped":
-                self._quieten()
                 click.echo(f"stopped  after {human_seconds(data['seconds'])}; no process is left")
             case _:
                 pass
 
     def _ready(self, data: dict[str, Any]) -> None:
-        # From here on the line that changes has the state.
-        self._starts(quiet=self._quiet or sys.stderr.isatty())  # noqa: TID251
         warm = ""
         if data["warm_up_s"] is not None:
             warm = f", warm-up {human_seconds(data['warm_up_s'])} ({data['warm_up_requests']} requests)"
@@ -211,31 +180,6 @@ class Screen:
         click.echo(f"try      {shown}")
         click.echo("stop     Ctrl-C, which waits for the server to end; twice kills it")
 
-    def _state(self, data: dict[str, Any]) -> None:
-        if self._quiet:
-            return
-        if sys.stdout.isatty():  # noqa: TID251
-            self._wait_for(state_line(data))
-        else:
-            click.echo(f"state    {state_line(data)}")
-
     def _say(self, line: str) -> None:
         if not self._quiet:
             click.echo(printable(line))
-
-    def _wait_for(self, text: str) -> None:
-        """Show *text* in the line that changes, on a terminal."""
-        if self._quiet or not sys.stderr.isatty():  # noqa: TID251
-            return
-        if self._spinner is None:
-            from rich.console import Console
-
-            self._spinner = Console(stderr=True).status(text)
-            self._spinner.start()
-        else:
-            self._spinner.update(text)
-
-    def _quieten(self) -> None:
-        if self._spinner is not None:
-            self._spinner.stop()
-            self._spinner = None

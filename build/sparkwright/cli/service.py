@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import msgspec
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.channel_place import reading_options
 from sparkwright.cli.globals import Group
-from sparkwright.cli.output import print_json
+from sparkwright.cli.result import Part, Result
 from sparkwright.cli.runtime import (
     FORCE,
     RECIPE,
@@ -29,7 +29,7 @@ from sparkwright.engine.environment import OfferedWheel
 from sparkwright.engine.offered import offered_wheel
 from sparkwright.recipes import PORT, Recipe
 from sparkwright.serve import service
-from sparkwright.serve.service import InstallPlan, ServiceOptions, ServicePlaces, ServiceRecord
+from sparkwright.serve.service import ServiceOptions, ServicePlaces, ServiceRecord
 from sparkwright.serve.service.change import has_systemd
 from sparkwright.serve.settings import reachable, read_key, shell_key, with_settings
 
@@ -68,15 +68,13 @@ def install(
     force: bool,
     dry_run: bool,
     offline: bool,
-    as_json: bool,
     **asked: Any,
-) -> None:
+) -> Result:
     """Install RECIPE as a service: a unit of systemd, and an API key of mode 600."""
     chosen, options, places = _described(recipe, asked, offline=offline, force=force)
     plan = service.plan_install(options, places, _own(recipe))
     if dry_run:
-        _show_plan(plan, places, as_json=as_json)
-        return
+        return _planned(plan, places)
     if not has_systemd(places.scope):
         raise ConfigError(
             "the service cannot be installed here",
@@ -95,16 +93,53 @@ def install(
         service.apply_plan(plan)
     _change(places, record, slot, wheel.wheel, chosen, predict=not force)
     service.run_all(plan.afterwards)  # what has never answered is not started at boot
-    _show_installed(places, made=made, as_json=as_json)
+    flag = " --user" if places.scope == "user" else ""
+    linger = "loginctl enable-linger, so that it starts at boot, without a login" if flag else ""
+    return Result(
+        {
+            "name": places.name,
+            "scope": places.scope,
+            "key-made": made,
+            **{name: str(getattr(places, name)) for name in ("unit", "key", "variables", "state")},
+        },
+        [
+            ("unit", places.unit),
+            ("key", f"{places.key}, {'made now' if made else 'as it was'}"),
+            (
+                "serving",
+                f"sparkwright service status {places.name}; journalctl{flag} -u {places.unit_name} -f",
+            ),
+            ("next", linger),
+        ],
+    )
+
+
+def _planned(plan: service.InstallPlan, places: ServicePlaces) -> Result:
+    """Return every file and command of *plan*; the key itself is never shown."""
+    parts: list[Part] = []
+    for file in plan.files:
+        parts += [f"# {file.path}  (mode {file.mode:04o})", file.text]
+    parts.append(f"# {places.key}  (mode 0600)")
+    parts.append("the key of VLLM_API_KEY, or a random one; made once and never shown here\n")
+    commands = [*plan.commands, *plan.afterwards]
+    return Result(
+        {
+            "files": [
+                {"path": str(file.path), "mode": f"{file.mode:04o}", "text": file.text} for file in plan.files
+            ],
+            "commands": commands,
+            "key": str(places.key),
+        },
+        [*parts, *(f"$ {' '.join(words)}" for words in commands)],
+    )
 
 
 @command.command("status")
 @click.argument("name", required=False, default="")
 @_SCOPE
 @reading_options
-def status(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
+def status(*, name: str, **asked: Any) -> Result:
     """Show whether a service brings tokens, and what it serves with; all services without NAME."""
-    del offline
     names = [name] if name else _installed(asked)
     found = []
     for one in names:
@@ -124,7 +159,10 @@ def status(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
                 "url": f"{reachable(record.options.host, record.options.port)}/v1",
             }
         )
-    _show_status(found, as_json=as_json)
+    parts: list[Part] = []
+    for shown in found:
+        parts += [*([""] if parts else []), *shown.items()]
+    return Result(found, parts or ["no service is installed; sparkwright service install RECIPE"])
 
 
 @command.command("upgrade")
@@ -133,7 +171,7 @@ def status(*, name: str, offline: bool, as_json: bool, **asked: Any) -> None:
 @click.option("--previous", is_flag=True, help="Serve with the wheel before the present one again.")
 @_SCOPE
 @reading_options
-def upgrade(*, name: str, previous: bool, offline: bool, as_json: bool, **asked: Any) -> None:
+def upgrade(*, name: str, previous: bool, offline: bool, **asked: Any) -> Result:
     """Serve with another wheel: the newest of the service's channel, the one named, or the previous one.
 
     The new environment is made beside the old one, which serves until then. If the new one does not answer a
@@ -153,7 +191,9 @@ def upgrade(*, name: str, previous: bool, offline: bool, as_json: bool, **asked:
         wheel = _wheel(asked, recipe, asked["channel"] or record.channel, offline=offline)
         slot = _prepared(places, wheel, recipe, asked, offline=offline)
         _change(places, record, slot, wheel.wheel, recipe)
-    _show_change(places, as_json=as_json)
+    now = service.load_record(places)
+    wheels = {"wheel": now.wheels.get(now.current, ""), "previous": now.wheels.get(now.previous, "")}
+    return Result({"name": name, **wheels}, [("name", name), *wheels.items()])
 
 
 @command.command("uninstall")
@@ -161,9 +201,8 @@ def upgrade(*, name: str, previous: bool, offline: bool, as_json: bool, **asked:
 @_SCOPE
 @click.option("--purge", is_flag=True, help="Remove its key, variables and environments too.")
 @reading_options
-def uninstall(*, name: str, purge: bool, offline: bool, as_json: bool, **asked: Any) -> None:
+def uninstall(*, name: str, purge: bool, **asked: Any) -> Result:
     """Stop and remove a service; its key, variables and environments stay without --purge."""
-    del offline
     places = _places(name, asked)
     own = (places.key, places.variables, places.recipe)
     there = service.uninstall(places, run_commands=has_systemd(places.scope))
@@ -172,7 +211,11 @@ def uninstall(*, name: str, purge: bool, offline: bool, as_json: bool, **asked: 
         for path in own:
             path.unlink(missing_ok=True)
         shutil.rmtree(places.state, ignore_errors=True)
-    _show_removed(there, [path for path in (*own, places.state) if path.exists()], as_json=as_json)
+    kept = [path for path in (*own, places.state) if path.exists()]
+    return Result(
+        {"removed": [str(path) for path in there], "kept": [str(path) for path in kept]},
+        [*(("removed", path) for path in there), *(("kept", path) for path in kept)],
+    )
 
 
 # Reading the options ---------------------------------------------------------------------------------------
@@ -311,78 +354,3 @@ def _change(
     )
     changed.write(places.record)
     slots.prune({changed.current, changed.previous})
-
-
-# What is shown ----------------------------------------------------------------------------------------------
-
-
-def _show_plan(plan: InstallPlan, places: ServicePlaces, *, as_json: bool) -> None:
-    """Print every file and command of *plan*; the key itself is never shown."""
-    if as_json:
-        files = [
-            {"path": str(file.path), "mode": f"{file.mode:04o}", "text": file.text} for file in plan.files
-        ]
-        print_json({"files": files, "commands": [*plan.commands, *plan.afterwards], "key": str(places.key)})
-        return
-    for file in plan.files:
-        click.secho(f"# {file.path}  (mode {file.mode:04o})", bold=True)
-        click.echo(file.text)
-    click.secho(f"# {places.key}  (mode 0600)", bold=True)
-    click.echo("the key of VLLM_API_KEY, or a random one; made once and never shown here\n")
-    for words in (*plan.commands, *plan.afterwards):
-        click.echo(f"$ {' '.join(words)}")
-
-
-def _show_installed(places: ServicePlaces, *, made: bool, as_json: bool) -> None:
-    """Print the files of an installed service, and the next command."""
-    if as_json:
-        files = {name: str(getattr(places, name)) for name in ("unit", "key", "variables", "state")}
-        print_json({"name": places.name, "scope": places.scope, "key-made": made, **files})
-        return
-    click.echo(f"unit     {places.unit}")
-    click.echo(f"key      {places.key}, {'made now' if made else 'as it was'}")
-    flag = " --user" if places.scope == "user" else ""
-    click.echo(
-        f"serving  sparkwright service status {places.name}; journalctl{flag} -u {places.unit_name} -f"
-    )
-    if places.scope == "user":
-        click.echo("next     loginctl enable-linger, so that it starts at boot, without a login")
-
-
-def _show_change(places: ServicePlaces, *, as_json: bool) -> None:
-    """Print the wheels of a service after a change."""
-    record = service.load_record(places)
-    shown = {
-        "name": places.name,
-        "wheel": record.wheels.get(record.current, ""),
-        "previous": record.wheels.get(record.previous, ""),
-    }
-    if as_json:
-        print_json(shown)
-        return
-    for key, value in shown.items():
-        click.echo(f"{key:<9} {value}")
-
-
-def _show_status(services: Sequence[dict[str, Any]], *, as_json: bool) -> None:
-    """Print the state of *services*."""
-    if as_json:
-        print_json(services)
-        return
-    if not services:
-        click.echo("no service is installed; sparkwright service install RECIPE")
-    for number, shown in enumerate(services):
-        click.echo("\n" * (number > 0), nl=False)
-        for key, value in shown.items():
-            click.echo(f"{key:<9} {value}")
-
-
-def _show_removed(removed: Sequence[Path], kept: Sequence[Path], *, as_json: bool) -> None:
-    """Print the files of a removed service, and those that stay."""
-    if as_json:
-        print_json({"removed": [str(path) for path in removed], "kept": [str(path) for path in kept]})
-        return
-    for path in removed:
-        click.echo(f"removed  {path}")
-    for path in kept:
-        click.echo(f"kept     {path}")

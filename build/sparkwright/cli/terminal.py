@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from sparkwright.base.events import Event, subscribe
 from sparkwright.base.text import human_seconds, human_size
 
 if TYPE_CHECKING:
-    from rich.progress import Progress, ProgressColumn, TaskID
+    from rich.progress import Progress, TaskID
 
 Sink = Callable[[Event], None]
 """Receives each event."""
@@ -30,29 +30,19 @@ _LOOK_S = 0.5
 
 _NAME_WIDTH = 40
 
-# Before this much of a task is done, an estimate of the rest is unreliable.
-_GUESS_AFTER_S = 2.0
-_GUESS_AFTER_SHARE = 0.01
-
 
 @contextlib.contextmanager
 def showing_events(*, quiet: bool = False) -> Iterator[None]:
     """Show events on standard error inside the block."""
-    with display(quiet=quiet) as sink, subscribe(sink):
+    with contextlib.ExitStack() as open_:
+        if quiet:
+            sink: Sink = _warnings_only
+        elif sys.stderr.isatty():  # noqa: TID251
+            sink = open_.enter_context(_live())
+        else:
+            sink = open_.enter_context(_PlainLines().beating())
+        open_.enter_context(subscribe(sink))
         yield
-
-
-@contextlib.contextmanager
-def display(*, quiet: bool = False) -> Iterator[Sink]:
-    """Yield what shows each event that it is called with on standard error, until the block ends."""
-    if quiet:
-        yield _warnings_only
-    elif sys.stderr.isatty():  # noqa: TID251
-        with _live() as sink:
-            yield sink
-    else:
-        with _PlainLines().beating() as lines:
-            yield lines
 
 
 def _warnings_only(event: Event) -> None:
@@ -79,10 +69,9 @@ def _line(event: Event) -> str | None:
 
 @dataclass
 class _Running:
-    """A task that runs: when it began, with what done, when it was last told of, and its last progress."""
+    """A task that runs: when it began, when it was last told of, and its last progress."""
 
     began: float
-    had: int
     told: float
     progress: dict[str, Any] = field(default_factory=dict)
 
@@ -116,7 +105,7 @@ class _PlainLines:
             self._say(line)
         name, now = str(event.data.get("name")), time.monotonic()
         if event.kind == "task.started":
-            self._running[name] = _Running(now, event.data["done"], now - _EVERY_S + _QUIET_S)
+            self._running[name] = _Running(now, now - _EVERY_S + _QUIET_S)
             self._say(f"… {name}")
         elif event.kind == "task.progress" and name in self._running:
             self._running[name].progress = event.data
@@ -137,46 +126,31 @@ class _PlainLines:
         running = self._running.get(name)
         if running is None:  # it ended meanwhile
             return
-        now, progress = time.monotonic(), running.progress
-        running.told = now
-        share = _share(progress, now - running.began, running.had) if progress else ""
-        said = ", ".join([share or human_seconds(now - running.began), *_particulars(progress)])
-        self._say(f"… {name}: {said}")
+        running.told = time.monotonic()
+        told = _told(running.progress) if running.progress else human_seconds(running.told - running.began)
+        self._say(f"… {name}: {told}")
 
     def _say(self, line: str) -> None:
         self._said = time.monotonic()
         click.echo(line, err=True)
 
 
-def _share(data: dict[str, Any], elapsed: float, had: int) -> str:
-    """Return the finished part of a task that had *had* done at its start, *elapsed* seconds ago."""
-    done, total = data["done"], data["total"]
-    shown = human_size if data["unit"] == "B" else str
-    if not total:
-        return f"{shown(done)} {'' if data['unit'] == 'B' else data['unit']}".strip()
-    left = data.get("left")
-    if left is None:
-        left = seconds_left(elapsed, done - had, total - done, total)
-    amount = f"{shown(done)} of {shown(total)} ({done / total:.0%})"
-    return amount if left is None else f"{amount}, {human_seconds(left)} left"
-
-
-def _amount(data: dict[str, Any]) -> str:
-    """Return the finished amount of a task: bytes, or parts of the total."""
-    if data["unit"] == "B":
-        return human_size(data["done"])
-    share = f"{data['done']} of {data['total']}" if data["total"] else data["done"]
-    return f"{share} {data['unit']}"
-
-
-def _particulars(data: dict[str, Any]) -> list[str]:
-    """Return details of a task and its running parts, each as a clause; mostly none."""
-    said = []
+def _told(data: dict[str, Any]) -> str:
+    """Return how far a task is, and what runs of it, in one line."""
+    done, total, unit = data["done"], data["total"], data["unit"]
+    shown = human_size if unit == "B" else str
+    of = f" of {shown(total)}" if total else ""
+    said = [f"{shown(done)}{of}{'' if unit == 'B' else f' {unit}'}".strip()]
+    if total:
+        said[0] += f" ({done / total:.0%})"
+    if (left := data.get("left")) is not None:
+        said.append(f"{human_seconds(left)} left")
     if running := data.get("running"):
         longest = max(running, key=lambda part: part["elapsed"])
         memory = human_size(sum(part["mib"] for part in running) * (1 << 20))
         said.append(f"{len(running)} running with {memory}")
-        said.append(f"longest {_placed(longest)} ({human_seconds(longest['elapsed'])})")
+        there = f" on {longest['machine']}" if "machine" in longest else ""
+        said.append(f"longest {_shortened(longest['name'])}{there} ({human_seconds(longest['elapsed'])})")
         counted = Counter(part["machine"] for part in running if "machine" in part)
         if counted:
             said.append("on " + ", ".join(f"{name}: {count}" for name, count in sorted(counted.items())))
@@ -186,75 +160,39 @@ def _particulars(data: dict[str, Any]) -> list[str]:
         said.append(f"{failed} failed")
     if held := data.get("held"):
         said.append(f"held back by {held}")
-    return said
+    return ", ".join(said)
 
 
-def _placed(part: dict[str, Any]) -> str:
-    """Return the name of a running part, and the machine that runs it where that is another one."""
-    name = _shortened(part["name"])
-    return f"{name} on {part['machine']}" if "machine" in part else name
-
-
-def seconds_left(elapsed: float, made: float, missing: float, total: float) -> float | None:
-    """Return the estimated seconds that a task still takes, or `None` while no estimate is possible.
-
-    Args:
-        elapsed: seconds since its start.
-        made: amount done since then, without the results of earlier runs.
-        missing: amount still to be done.
-        total: the whole amount.
-    """
-    if elapsed < _GUESS_AFTER_S or made < total * _GUESS_AFTER_SHARE or made <= 0:
-        return None
-    return elapsed * missing / made
+def _shortened(name: str) -> str:
+    """Return the end of a long name, which is more specific than its beginning."""
+    return name if len(name) <= _NAME_WIDTH else f"…{name[1 - _NAME_WIDTH :]}"
 
 
 @contextlib.contextmanager
 def _live() -> Iterator[Any]:
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        Progress,
-        SpinnerColumn,
-        TextColumn,
-        TimeElapsedColumn,
-    )
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    console = Console(stderr=True)
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
-        TextColumn("{task.fields[amount]}"),
+        TextColumn("{task.fields[told]}"),
         TimeElapsedColumn(),
-        _time_left_column(),
     )
     # What else is printed goes above the bars, but for what is not printed to a terminal.
     above = sys.stdout.isatty()  # noqa: TID251
+    console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, redirect_stdout=above) as progress:
         yield _LiveDisplay(progress)
 
 
-def _time_left_column() -> ProgressColumn:
-    """Return a column with the task's own estimate of the time left, else one from its speed."""
-    from rich.progress import Task, TimeRemainingColumn
-    from rich.text import Text
-
-    class TimeLeft(TimeRemainingColumn):
-        def render(self, task: Task) -> Text:
-            left = task.fields.get("left")
-            return super().render(task) if left is None else Text(human_seconds(left), "progress.remaining")
-
-    return TimeLeft()
-
-
 class _LiveDisplay:
-    """Shows one bar for each running task, and one below it for each of its parts."""
+    """Shows one bar for each running task."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._bars: dict[str, TaskID] = {}
-        self._parts: dict[str, dict[str, TaskID]] = {}
 
     def __call__(self, event: Event) -> None:
         data = event.data
@@ -263,36 +201,9 @@ class _LiveDisplay:
         name = str(data.get("name"))
         if event.kind == "task.started":
             self._bars[name] = self._progress.add_task(
-                name, total=data["total"], completed=data["done"], amount=""
+                name, total=data["total"], completed=data["done"], told=""
             )
         elif event.kind == "task.progress" and name in self._bars:
-            said = ", ".join([_amount(data), *_particulars({**data, "running": ()})])
-            self._progress.update(
-                self._bars[name], completed=data["done"], amount=said, left=data.get("left")
-            )
-            self._show_parts(name, data.get("running", ()))
+            self._progress.update(self._bars[name], completed=data["done"], told=_told(data))
         elif event.kind in {"task.finished", "task.failed"} and name in self._bars:
-            self._show_parts(name, ())
             self._progress.remove_task(self._bars.pop(name))
-
-    def _show_parts(self, name: str, running: Sequence[dict[str, Any]]) -> None:
-        """Show a bar for each running part: elapsed of expected time, and memory."""
-        bars = self._parts.setdefault(name, {})
-        for gone in bars.keys() - {part["name"] for part in running}:
-            self._progress.remove_task(bars.pop(gone))
-        for part in running:
-            if part["name"] not in bars:
-                bars[part["name"]] = self._progress.add_task("", total=None, amount="", left=None)
-            self._progress.update(
-                bars[part["name"]],
-                description=f"  {_placed(part)}",
-                total=max(part["expected"], part["elapsed"]),
-                completed=part["elapsed"],
-                amount=human_size(part["mib"] << 20),
-                left=max(0.0, part["expected"] - part["elapsed"]),
-            )
-
-
-def _shortened(name: str) -> str:
-    """Return the end of a long name, which is more specific than its beginning."""
-    return name if len(name) <= _NAME_WIDTH else f"…{name[1 - _NAME_WIDTH :]}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from sparkwright.base.errors import ConfigError, UnreleasedError
+from sparkwright.base.errors import ConfigError
 from sparkwright.base.text import human_size
 from sparkwright.cli.globals import Command
 from sparkwright.cli.options import compile_options, job_options, out_option
@@ -73,7 +73,7 @@ def command(
         return _plan(job)
     _require_out(job.out)
     if released and not job.spec.revision:
-        raise UnreleasedError(
+        raise ConfigError(
             f"this state of {job.spec.file} has no revision",
             because="the pin or a carry changed since the newest, or the patchset never had one",
             next_step=f"{BUMP} --patchset {job.spec.file}, and commit that",

@@ -14,7 +14,6 @@ from sparkwright.base.errors import (
     BusyError,
     ConfigError,
     FetchError,
-    MovedHeadError,
     PatchError,
     ProcessError,
     SparkwrightError,
@@ -166,7 +165,7 @@ def refuse_moved_head(repository: Repository, pull: PullRequest) -> None:
     """Check that the pull request's head still is the pinned commit.
 
     Raises:
-        MovedHeadError: it is not; what it is now is in the message.
+        PatchError: it is not; what it is now is in the message.
         FetchError: the remote did not answer, or has no such pull request.
     """
     ref = f"refs/pull/{pull.number}/head"
@@ -174,7 +173,7 @@ def refuse_moved_head(repository: Repository, pull: PullRequest) -> None:
     if found is None:
         raise FetchError(f"{pull.repository} has no pull request {pull.number}")
     if found.commit != pull.head:
-        raise MovedHeadError(
+        raise PatchError(
             f"the head of pull request {pull.number} moved",
             because=f"it was pinned at {pull.head[:12]} and now is {found.commit[:12]}",
             next_step="read the new commits, then pin its present head with 'sparkwright carry refresh'",

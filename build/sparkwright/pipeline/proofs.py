@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sparkwright.base.digests import digest_of
-from sparkwright.base.errors import AbsorptionError, ProofError, UnprovedError
+from sparkwright.base.errors import ProofError, UnprovedError
 from sparkwright.carries import Carry
 from sparkwright.merge import Outcome, OutcomeKind
 from sparkwright.pipeline.job import Job
@@ -93,7 +93,7 @@ def _refuse_unless_proved(proof: Proof, wanted: ProbeVerdict, outcome: Outcome) 
         return
     if proof.verdict is ProbeVerdict.NOT_ABSORBED:
         declared = outcome.kind is OutcomeKind.SUPERSEDED
-        raise AbsorptionError(
+        raise UnprovedError(
             f"carry {proof.carry} is not {outcome.kind}",
             because=f"{outcome.detail}, but the defect is still in the pristine tree: {proof.finding}",
             next_step=f"correct [[superseded]] in carries/{proof.carry}/carry.toml, or list it no longer"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -85,7 +86,7 @@ class Recipe(Model, frozen=True):
             requests at a time.
         nodes: machines that serve together; the tensor-parallel size is a flag.
         series: lines of releases that it is meant for, such as ``0.33``; any if empty.
-        about: facts of the model, for people and for sparkrun.
+        about: facts of the model, for people.
         why: reason of each flag by its name, of keys of the speculative configuration as
             ``speculative.KEY``, and of variables by their names; the shared ones where it states none.
         evidence: where and by whom it was served; none: it was never seen served.
@@ -343,3 +344,22 @@ def _flag(name: str, value: Any) -> list[str]:
             return [f"--{name}", json.dumps(value)]
         case _:
             return [f"--{name}", str(value)]
+
+
+def command_lines(recipe: Recipe) -> list[str]:
+    """Return the command that serves *recipe*, with its variables, one option a line: one for each machine.
+
+    The address of the first of several machines is left to the reader.
+    """
+    words = serve_arguments(recipe, host="0.0.0.0", port=PORT)  # noqa: S104 - shown, not bound
+    lines = [[f"{name}={shlex.quote(value)}" for name, value in recipe.environment.items()]]
+    lines[0] += ["vllm", *words[:2]]
+    for word in words[2:]:
+        if word.startswith("--"):
+            lines.append([])
+        lines[-1].append(shlex.quote(word))
+    alone = " \\\n  ".join(map(" ".join, lines))
+    if recipe.nodes == 1:
+        return [alone]
+    nodes = [" ".join(node_arguments(rank, '"$HEAD_ADDRESS"')) for rank in range(recipe.nodes)]
+    return [f"{alone} \\\n  {node}" for node in nodes]

@@ -15,7 +15,6 @@ from pathlib import Path
 from msgspec import structs
 
 from sparkwright.base.errors import (
-    AbsorptionError,
     ArchiveError,
     BinaryError,
     CarryConflictError,
@@ -51,7 +50,7 @@ _PACKAGE = "vllm"
 
 # Errors that a candidate causes, and no network, disk or machine.
 _CAUSED_BY_CANDIDATES = (
-    AbsorptionError, ArchiveError, BinaryError, CarryConflictError, CompileError, DependencyOrderError,
+    UnprovedError, ArchiveError, BinaryError, CarryConflictError, CompileError, DependencyOrderError,
     LockMismatchError, MissingSourceError, NativeBuildError, NativeInputsError, PatchError, UnprovedError,
     WheelError,
 )  # fmt: skip

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sparkwright.base.digests import sha256_stream
-from sparkwright.base.errors import DamagedStoreError
+from sparkwright.base.errors import StorageError
 from sparkwright.base.events import emit, task
 from sparkwright.store.atomic import storing
 from sparkwright.store.paths import Store
@@ -68,11 +68,11 @@ def remove_faults(faults: Sequence[StoreFault]) -> None:
                 remove_tree(path)
 
 
-def unsound(faults: Sequence[StoreFault]) -> DamagedStoreError | None:
+def unsound(faults: Sequence[StoreFault]) -> StorageError | None:
     """Return the error that tells *faults*; `None` where there are none."""
     if not faults:
         return None
-    return DamagedStoreError(
+    return StorageError(
         f"the store has {len(faults)} damaged {'entry' if len(faults) == 1 else 'entries'}",
         because="; ".join(f"{fault.path.name[:16]}: {fault.why}" for fault in faults[:5]),
         next_step="drop them with 'sparkwright store verify --remove': what is needed is made again",

@@ -15,7 +15,7 @@ from tiny_release import CLAMP, SOURCES, make_tiny
 from wheelkit import sha256, spoil, unpack
 from world import World, files_below
 
-from sparkwright.base.errors import BisectionError, ConfigError, NoCulpritError, ProcessError
+from sparkwright.base.errors import BisectionError, ConfigError, ProcessError
 
 LIMIT_PROBE = """\
 from probekit import expect
@@ -194,7 +194,7 @@ def test_failures_are_told_apart_unless_any_counts(world: World) -> None:
     probe.write_text(LIMIT_PROBE)
     words = ("bisect", "spark@1.2.0", "spark@1.8.0", "--judge", f"probe {probe}", "--json")
     ran = world.call(*words)
-    assert ran.status == NoCulpritError.exit_code
+    assert ran.status == BisectionError.exit_code
     assert ran.json["changes"] == ["1.4.0", "1.5.0", "1.6.0"]
     assert culprits(world.good(*words, "--any-failure")) == ["1.4.0"]
 
@@ -225,7 +225,7 @@ def test_one_candidate_is_judged_by_hand(patched: World) -> None:
     assert patched.call(*words, "--try=doubled:added").status == 1
     ran = patched.call(*words, "--try=word-5:added,doubled:added", "--json")
     assert (ran.status, ran.json["verdict"]) == (1, "bad")
-    assert patched.call(*words, "--try=unknown:added").status == 12
+    assert patched.call(*words, "--try=unknown:added").status == 10
     listed = patched.good(*words, "--list", "--json").json["changes"]
     assert {change["id"] for change in listed} == {f"word-{n}:added" for n in range(4, 10)} | {
         "doubled:added"
@@ -322,7 +322,7 @@ def test_a_range_is_no_culprit(patched: World) -> None:
         patched.offer(make_tiny(f"1.{number}.0", changes=text))
     patched.list_carries([])
     ran = patched.call("bisect", "spark@1.2.0", "spark@1.6.0", "--judge", judge(patched), "--json")
-    assert ran.status == NoCulpritError.exit_code
+    assert ran.status == BisectionError.exit_code
     assert (ran.json["kind"], ran.json["changes"]) == ("range", ["1.4.0", "1.5.0", "1.6.0"])
 
 

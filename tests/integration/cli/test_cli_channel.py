@@ -66,18 +66,18 @@ def test_a_built_wheel_goes_to_nightly_and_back(built: World) -> None:
     }
     assert wheel.name in built.good("channel", "show").out
     refused = built.call("channel", "verify", place, "--wheel", small)
-    assert refused.status == 65
+    assert refused.status == 21
     assert "it crashes" in refused.err
 
 
 def test_a_wheel_without_evidence_is_refused_with_the_commands_that_make_it(built: World) -> None:
     (wheel,) = built.wheels
     refused = built.call("channel", "promote", wheel, "--to", "stable")
-    assert refused.status == 63
+    assert refused.status == 60
     assert f"sparkwright rehearse {wheel}\n" in refused.err
     assert f"sparkwright verify {wheel} --profile full on a card of 12.1" in refused.err
     shutil.rmtree(built.dist / "evidence")
-    assert built.call("channel", "promote", wheel, "--to", "nightly").status == 63
+    assert built.call("channel", "promote", wheel, "--to", "nightly").status == 60
     assert not (built.dist / "published").exists()
     built.good("audit", wheel)
     built.good("channel", "promote", wheel, "--to", "nightly")
@@ -88,7 +88,7 @@ def test_a_wheel_with_an_unproved_carry_is_not_promoted(world: World) -> None:
     world.carry("bare", {"vllm/words.py": "WORDS = ()\n"})
     world.good("wheel", "--allow-unproved", "bare")
     refused = world.call("channel", "promote", world.wheels[0], "--to", "nightly")
-    assert refused.status == 63
+    assert refused.status == 60
     assert "without a proof of bare" in refused.err
 
 
@@ -96,7 +96,7 @@ def test_a_companion_is_promoted_by_its_audit_alone(built: World) -> None:
     module = companion_kit.module(built.store, companion_kit.library(built.folder, "sampling"))
     companion = write_companion(built.store, companion_kit.content([module]), built.dist).path
     refused = built.call("channel", "promote", companion, "--to", "stable")
-    assert refused.status == 63
+    assert refused.status == 60
     assert "sparkwright audit" in refused.err
     assert "sparkwright verify" not in refused.err
     attach(built.dist, "audit", wheelkit.sha256(companion), {"checks": {}, "unchecked": []})
@@ -114,7 +114,7 @@ def test_several_wheels_are_promoted_at_once_or_none(built: World) -> None:
     target = built.folder / "mirror"
     other = small_wheel(built.folder, "9", record={"carries.json": {"carries": []}})
     words = ("channel", "promote", other, *built.wheels, "--to", "nightly", "--target", target)
-    assert built.call(*words).status == 63
+    assert built.call(*words).status == 60
     assert not target.exists()
     attach(built.dist, "audit", wheelkit.sha256(other), {"unchecked": []})
     assert len(built.good(*words, "--json").json["files"]) == 2
@@ -130,9 +130,9 @@ def test_a_reader_pins_a_root_and_verifies_without_a_checkout(built: World) -> N
     place = built.dist / "published/channels/nightly"
     other_reader(built, "reader")
     unknown = built.call("channel", "verify", place)
-    assert (unknown.status, "no root is pinned" in unknown.err) == (67, True)
+    assert (unknown.status, "no root is pinned" in unknown.err) == (21, True)
     assert built.call("channel", "key", "pin", place).status == 2
-    assert built.call("channel", "key", "pin", place, "--digest", "0" * 64).status == 67
+    assert built.call("channel", "key", "pin", place, "--digest", "0" * 64).status == 21
     pinned = built.good("channel", "key", "pin", place, "--digest", root["digest"])
     assert f"version 1 of {root['written']}" in pinned.out
     verified = built.good("channel", "verify", place, "--json").json
@@ -149,18 +149,18 @@ def test_each_kind_of_fault_has_its_exit_code(built: World) -> None:
     wheel = next(published.rglob("*.whl"))
     bytes_of_wheel = wheel.read_bytes()
     wheel.write_bytes(bytes_of_wheel[:-1] + b"x")
-    assert built.call("channel", "verify", place).status == 65
+    assert built.call("channel", "verify", place).status == 21
     wheel.write_bytes(bytes_of_wheel)
     pointer.write_bytes(healthy[:-10])
-    assert built.call("channel", "verify", place).status == 66
+    assert built.call("channel", "verify", place).status == 21
     pointer.write_bytes(healthy)
     built.good("channel", "verify", place)
     built.good("channel", "renew", "nightly")
     built.good("channel", "verify", place)
     pointer.write_bytes(healthy)
-    assert built.call("channel", "verify", place).status == 69
+    assert built.call("channel", "verify", place).status == 21
     assert built.call("channel", "verify", published).status == 10
-    assert built.call("channel", "show", "none").status == 12
+    assert built.call("channel", "show", "none").status == 10
     assert built.call("channel", "verify", built.folder / "nowhere").status == 10
 
 
@@ -174,7 +174,7 @@ def test_a_stolen_key_is_replaced_and_the_channel_signed_again(built: World) -> 
     rotated = built.good("channel", "key", "rotate", "nightly", "--revoke", "laptop stolen")
     assert "channel renew nightly" in rotated.out
     refused = built.call("channel", "verify", place)
-    assert (refused.status, "laptop stolen" in refused.err) == (67, True)
+    assert (refused.status, "laptop stolen" in refused.err) == (21, True)
     built.good("channel", "renew", "nightly")
     built.good("channel", "verify", place)
     after = built.good("channel", "key", "show", "nightly", "--json").json
@@ -189,7 +189,7 @@ def test_a_key_that_others_can_read_is_refused(built: World) -> None:
     (key,) = key.glob("*.pem")
     key.chmod(0o644)
     refused = built.call("channel", "renew", "nightly")
-    assert refused.status == 66
+    assert refused.status == 21
     assert f"chmod 600 {key}" in refused.err
     assert "PRIVATE KEY" not in refused.said
     built.good("channel", "verify", built.dist / "published/channels/nightly")
@@ -199,4 +199,4 @@ def test_a_target_that_is_none_is_refused(built: World) -> None:
     refused = built.call("channel", "promote", built.wheels[0], "--to", "nightly", "--target", "gopher://x/y")
     assert refused.status == 10
     assert built.call("channel", "promote", built.wheels[0], "--to", "Bad Name").status == 10
-    assert built.call("channel", "promote", built.wheels[0], "--to", "mine").status == 12
+    assert built.call("channel", "promote", built.wheels[0], "--to", "mine").status == 10

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.base.errors import CompanionError, ConfigError, NotInStoreError, UnknownNameError
+from sparkwright.base.errors import ConfigError, NotInStoreError, UnknownNameError
 from sparkwright.companion.model import load_companion
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -77,5 +77,5 @@ def test_a_companion_is_audited_by_the_list_of_its_own_series(tmp_path: Path) ->
         "it goes on to the libraries, which an empty store lacks"
     )
     unknown = run("audit", str(of_flashinfer("9.9")), **empty)
-    assert unknown.returncode == CompanionError.exit_code
+    assert unknown.returncode == ConfigError.exit_code
     assert "has that FlashInfer" in unknown.stderr

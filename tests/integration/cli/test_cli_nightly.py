@@ -158,7 +158,7 @@ class TestNight:
         assert ran.json["notes"]
 
     def test_a_target_that_does_not_exist(self, world: World) -> None:
-        assert world.call("nightly", "--history", "none", "--onto", "no such thing").status == 12
+        assert world.call("nightly", "--history", "none", "--onto", "no such thing").status == 10
         assert world.call("nightly", "--history", "none", "--onto", "7.7.7").status == 20
 
 

@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-from http_index import Fault
 from tiny_release import CLAMP
 from world import CLAMP_PROBE, World, clean_environment, files_below
 
@@ -16,7 +15,6 @@ from sparkwright.base.errors import SparkwrightError
 from sparkwright.base.text import human_seconds, human_size
 from sparkwright.cli import main as entry
 from sparkwright.cli.main import COMMANDS, main
-from sparkwright.cli.terminal import seconds_left
 
 HEAVY = [
     "git",
@@ -74,15 +72,15 @@ class TestJson:
     @pytest.mark.parametrize(
         ("words", "kind", "code"),
         [
-            (["wheel", "--platform", "vax"], "UnknownNameError", 12),
-            (["wheel", "--plan", "--patchset", "spork"], "UnknownNameError", 12),
+            (["wheel", "--platform", "vax"], "UnknownNameError", 10),
+            (["wheel", "--plan", "--patchset", "spork"], "UnknownNameError", 10),
             (["merge", "--onto", "7.7.7"], "FetchError", 20),
-            (["publish"], "PublishError", 61),
-            (["carry", "show", "nobody"], "UnknownNameError", 12),
+            (["publish"], "PublishError", 60),
+            (["carry", "show", "nobody"], "UnknownNameError", 10),
             (["wheel", "--frobnicate"], "UsageError", 2),
             (["carry", "new"], "UsageError", 2),
             (["frobnicate"], "UsageError", 2),
-            (["wheel", "--offline"], "NotInStoreError", 22),
+            (["wheel", "--offline"], "NotInStoreError", 20),
         ],
     )
     def test_of_errors(self, world: World, words: list[str], kind: str, code: int) -> None:
@@ -97,7 +95,7 @@ class TestJson:
     def test_of_a_result_that_is_an_error_too(self, world: World) -> None:
         """The result stays the only document, and the error goes where people look for it."""
         world.carry("rival", {"vllm/clamp.py": CLAMP.replace("return value", "return 0")}, probe=CLAMP_PROBE)
-        for words, code in ((["merge"], 31), (["carry", "prove"], 41)):
+        for words, code in ((["merge"], 30), (["carry", "prove"], 30)):
             ran = world.call(*words, "--json")
             assert ran.status == code
             assert "error" not in ran.json
@@ -230,13 +228,13 @@ class TestTerminal:
         assert self.COLOUR in shown
         assert "✓ assemble" in shown
         status, shown = on_a_terminal(world, "wheel", "--plan", "--patchset", "spork")
-        assert (status, self.COLOUR in shown) == (12, True)
+        assert (status, self.COLOUR in shown) == (10, True)
 
     def test_no_colours_when_nobody_wants_them(self, world: World) -> None:
         for words, expected in (
             (["wheel"], 0),
             (["carry", "show", "clamp"], 0),
-            (["wheel", "--plan", "--patchset", "x"], 12),
+            (["wheel", "--plan", "--patchset", "x"], 10),
         ):
             status, shown = on_a_terminal(world, *words, NO_COLOR="1")
             assert status == expected, shown
@@ -249,35 +247,6 @@ class TestTerminal:
         lines = ran.err.splitlines()
         assert "… download vllm-1.2.0.tar.gz" in lines
         assert any(line.startswith("✓ assemble (") for line in lines)
-
-
-class TestTimeLeft:
-    @pytest.mark.parametrize(
-        ("elapsed", "made", "missing", "left"),
-        [
-            (0.2, 65536, 270_000_000, None),  # one read of a large file says nothing
-            (10.0, 100_000, 270_000_000, None),
-            (10.0, 0, 100, None),
-            (1.9, 50, 50, None),
-            (2.0, 50, 50, 2.0),
-            (10.0, 3_000_000, 267_000_000, 890.0),
-        ],
-    )
-    def test_is_said_when_it_can_be(self, elapsed, made, missing, left):
-        assert seconds_left(elapsed, made, missing, made + missing) == left
-
-    def test_of_a_resumed_download_counts_from_where_it_went_on(self) -> None:
-        assert seconds_left(10, made=10, missing=40, total=100) == 40
-
-    def test_is_not_made_of_the_first_read(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("sparkwright.cli.terminal._EVERY_S", 0.0)
-        monkeypatch.setattr("sparkwright.cli.terminal._QUIET_S", 0.0)
-        world.index.faults += [Fault(), Fault(pause_s=0.15)]
-        ran = world.good("wheel")
-        shares = [line for line in ran.err.splitlines() if "cp38" in line and "%" in line]
-        assert shares
-        assert not any("left" in line for line in shares)
-        assert "KiB of" in shares[0]
 
 
 def test_sizes_and_times_read_well() -> None:

@@ -85,7 +85,7 @@ def test_a_use_of_a_recipe(tmp_path: Path) -> None:
     recipe.write_text(f"{recipe.read_text()}\n{use}")
     assert main(["doctor", str(recipe)]) == 0
     assert main(["doctor", str(recipe), "--use", "many"]) == 76
-    assert main(["doctor", str(recipe), "--use", "none"]) == 12
+    assert main(["doctor", str(recipe), "--use", "none"]) == 10
 
 
 def verify(recipe: Path) -> int:
@@ -111,7 +111,7 @@ def test_verify_leaves_models_that_are_not_here_to_the_server(
     monkeypatch.chdir(tmp_path)
     recipe = tmp_path / "absent.toml"
     recipe.write_text(RECIPE.format(model="org/absent", utilization=0.1, space="0.1"))
-    assert verify(recipe) == 80
+    assert verify(recipe) == 77
     assert "has no vLLM" in capsys.readouterr().err
 
 

@@ -74,7 +74,7 @@ class TestNew:
         assert world.call("carry", "new", "--pull", "7").status == 20
         world.good("carry", "new", "--pull", f"{fork.as_uri()}/pull/7")
         assert carry_toml(world)["pull"]["repository"] == fork.as_uri()
-        world.good("carry", "new", "other", "--pull", "7", "--repository", fork.as_uri(), "--title", "Ours")
+        world.good("carry", "new", "other", "--pull", f"{fork.as_uri()}/pull/7", "--title", "Ours")
         assert carry_toml(world, "other")["title"] == "Ours"
 
     def test_what_comes_with_it_is_listed(self, world: World, upstream: Upstream) -> None:
@@ -138,11 +138,11 @@ class TestNew:
 
     def test_without_a_network(self, world: World, upstream: Upstream) -> None:
         ran = world.call("carry", "new", "--pull", "7", "--offline")
-        assert ran.status == 22
+        assert ran.status == 20
         assert "pull request 7" in ran.err
 
     def test_an_address_that_git_must_not_see(self, world: World, upstream: Upstream) -> None:
-        assert world.call("carry", "new", "--pull", "7", "--repository=ext::sh -c true").status == 26
+        assert world.call("carry", "new", "--pull=ext::sh -c true/pull/7").status == 10
 
 
 class TestHeld:
@@ -181,7 +181,7 @@ class TestHeld:
         head = self.move(upstream)
         for words in (["wheel"], ["merge"]):
             ran = held.call(*words)
-            assert ran.status == 31, ran.said
+            assert ran.status == 30, ran.said
             assert f"it was pinned at {pinned[:12]} and now is {head[:12]}" in " ".join(ran.said.split())
             assert "carry refresh" in ran.said
         told = held.good("carry", "refresh", "pull-7")

@@ -36,7 +36,7 @@ class TestProofs:
         text = next(data for path, data in unpack(wheel).items() if path.endswith("sparkwright/carries.json"))
         told = {carry["name"]: carry.get("unproved") for carry in json.loads(text)["carries"]}
         assert told == {"clamp": None, "align": None, "words": "allowed by the builder"}
-        assert world.call("wheel").status == 41, "it is not taken for a proved one"
+        assert world.call("wheel").status == 30, "it is not taken for a proved one"
 
     def test_a_name_to_allow_has_to_be_in_the_patchset(self, world: World) -> None:
         refused(world, 12, "--allow-unproved", "clam", says=("spark.toml 'clam'", "'clamp'"))
@@ -61,7 +61,7 @@ class TestProofs:
             world, 41, says=("carry clamp is not proved", "passes on the pristine tree", "not needed here")
         )
         prove = world.call("carry", "prove", "clamp")
-        assert prove.status == 41
+        assert prove.status == 30
         assert "not needed here" in prove.err
 
     def test_a_probe_that_cannot_run(self, world: World) -> None:
@@ -76,10 +76,10 @@ class TestMerging:
         world.carry("rival", {"vllm/clamp.py": other}, probe=CLAMP_PROBE)
         refused(world, 31, says=("rival: conflict", "vllm/clamp.py"))
         merge = world.call("merge")
-        assert merge.status == 31
+        assert merge.status == 30
         assert re.search(r"clamp +applied", merge.out)
         assert re.search(r"rival +conflict", merge.out)
-        assert world.call("carry", "prove").status == 41
+        assert world.call("carry", "prove").status == 30
 
     def test_a_native_input(self, world: World) -> None:
         world.carry("kernel", {"csrc/kernel.cu": "// mine\n"})
@@ -92,7 +92,7 @@ class TestMerging:
         patch = world.root / "carries" / "clamp" / "1.2.0.patch"
         patch.write_bytes(patch.read_bytes().replace(b"vllm/clamp.py", b"../clamp.py"))
         refused(world, 30, says=("reaches outside the tree", "../clamp.py"))
-        assert world.call("merge").status == 31, "the report shows it among the others"
+        assert world.call("merge").status == 30, "the report shows it among the others"
 
     def test_a_patch_for_other_blobs(self, world: World) -> None:
         patch = world.root / "carries" / "clamp" / "1.2.0.patch"

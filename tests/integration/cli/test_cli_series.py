@@ -12,7 +12,6 @@ from world import World
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import (
-    AbsorptionError,
     AuditError,
     ConfigError,
     LockMismatchError,
@@ -280,7 +279,7 @@ class TestProveOnto:
         before = varied.good("merge", "--onto", "1.3.0", "--json").json["evidence"]
         assert before == {"clamp": "unproved", "words": "", "still": "", "dated": "declared"}
         ran = varied.call("carry", "prove", "--onto", "1.3.0")
-        assert (ran.status, "still" in ran.err) == (AbsorptionError.exit_code, True)
+        assert (ran.status, "still" in ran.err) == (UnprovedError.exit_code, True)
         # Of clamp nothing is recorded: the series 1.3, which pins that release, has its own proof of it.
         assert self.proofs(varied) == {"words": "not needed here", "dated": "not needed here"}
         varied.new_store("nothing known", probes=False)
@@ -303,7 +302,7 @@ class TestProveOnto:
         path = varied.root / "carries" / "dated" / "probe.py"
         path.write_text(path.read_text().replace("False", "None"))
         ran = varied.call("carry", "prove", "dated", "--onto", "1.3.0")
-        assert (ran.status, "dated" in ran.err) == (AbsorptionError.exit_code, True)
+        assert (ran.status, "dated" in ran.err) == (UnprovedError.exit_code, True)
         assert "dated" not in self.proofs(varied)
         evidence = varied.good("merge", "--onto", "1.3.0", "--json").json["evidence"]
         assert evidence["dated"] == "declared"
@@ -314,7 +313,7 @@ class TestProveOnto:
         healthy = path.read_text()
         path.write_text(healthy.replace("False", "None"))
         ran = varied.call("wheel", "--series", "1.3")
-        assert (ran.status, "dated" in ran.err) == (AbsorptionError.exit_code, True)
+        assert (ran.status, "dated" in ran.err) == (UnprovedError.exit_code, True)
         assert varied.wheels == []
         path.write_text(healthy)
         steps = varied.good("wheel", "--plan", "--series", "1.3", "--json").json["steps"]

@@ -157,7 +157,7 @@ def test_a_service_from_its_installation_to_its_removal(machine: Machine) -> Non
     assert "disable sparkwright-chat.service" in machine.calls.read_text()
     assert not machine.state.exists()
     assert not (machine.config / "chat.key").exists()
-    assert machine.run("status", "chat", "--user").returncode == 12
+    assert machine.run("status", "chat", "--user").returncode == 10
 
 
 def test_it_follows_a_channel(machine: Machine, tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ def test_it_follows_a_channel(machine: Machine, tmp_path: Path) -> None:
     place, service = channel.published / "channels/stable", ("chat", "--user")
     words = (machine.recipe(), "--name", "chat", "--user", "--port", str(machine.port), "--force")
     done = machine.run("install", *words, "--channel", place)
-    assert done.returncode == 67, "no key of the publisher is pinned"
+    assert done.returncode == 21, "no key of the publisher is pinned"
     pinned = machine.sparkwright("channel", "key", "pin", place, "--digest", channel.digest("stable"))
     assert pinned.returncode == 0, pinned.stderr
     done = machine.run("install", *words, "--channel", place)
@@ -198,7 +198,7 @@ def test_it_follows_a_channel(machine: Machine, tmp_path: Path) -> None:
     shutil.rmtree(machine.folder / "store")
     runtime.unlink()
     done = machine.run("upgrade", *service)
-    assert done.returncode == 65
+    assert done.returncode == 21
     assert "the runtime of" in done.stderr
     assert machine.status["wheel"] == first
 

@@ -55,11 +55,11 @@ class TestVerify:
         path.chmod(0o644)
         path.write_bytes(b"half")
         ran = world.call("store", "verify")
-        assert ran.status == 72
+        assert ran.status == 70
         assert f"files/{digest[:2]}/{digest}" in ran.out
         assert "--remove" in ran.err
         ran = world.call("store", "verify", "--json")
-        assert ran.status == 72
+        assert ran.status == 70
         assert [fault["path"] for fault in ran.json["damaged"]] == [str(path)]
         assert path.exists()
         ran = world.good("store", "verify", "--remove")

@@ -37,7 +37,7 @@ def test_a_server_of_the_checkpoint_passes_and_one_with_a_wrong_layer_fails(
 def test_another_model_is_refused_and_nothing_is_left(reference: Path, tmp_path: Path) -> None:
     with simulator(tmp_path, "--model", "org/Other-8B") as url:
         done = verify(*ALONE, reference, "--url", url, "--out", "run", cwd=tmp_path)
-    assert done.returncode == 82
+    assert done.returncode == 10
     assert (
         "the reference is of simulated/Qwen3.6-27B-NVFP4, and the server serves org/Other-8B" in done.stderr
     )

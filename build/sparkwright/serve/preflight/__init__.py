@@ -15,7 +15,7 @@ from sparkwright.serve.preflight.facts import (
     read_engine,
     read_facts,
 )
-from sparkwright.serve.preflight.finding import Finding, refusals, require_clear, warn_or_refuse
+from sparkwright.serve.preflight.finding import Finding, refusal, refusals, require_clear, warn_or_refuse
 from sparkwright.serve.preflight.hub import Hub
 from sparkwright.serve.preflight.link import LinkFacts, SysFs, read_link
 from sparkwright.serve.preflight.machine import CardFacts, HostFacts, check_room, read_host
@@ -54,6 +54,7 @@ __all__ = [
     "read_facts",
     "read_host",
     "read_link",
+    "refusal",
     "refusals",
     "require_clear",
     "run_preflight",

@@ -73,24 +73,30 @@ def refusals(found: Iterable[Finding], *, force: bool = False) -> tuple[Finding,
     return tuple(one for one in found if one.level == "refuse" and not (force and one.liftable))
 
 
-def require_clear(found: Iterable[Finding], *, force: bool = False) -> None:
-    """Do nothing if nothing in *found* stops a start.
-
-    Raises:
-        PreflightError: something does; its message has every refusal with its remedy.
-    """
+def refusal(found: Iterable[Finding], *, force: bool = False) -> PreflightError | None:
+    """Return the error that has every refusal in *found* with its remedy; `None` without one."""
     stopping = refusals(found, force=force)
     if not stopping:
-        return
+        return None
     several = len(stopping) > 1
     lift = ["--force starts all the same"] if all(one.liftable for one in stopping) else []
-    raise PreflightError(
+    return PreflightError(
         "the server would not start, or not survive" if several else stopping[0].what,
         because="\n".join(
             f"{f'{one.what}: ' if several else ''}{one.because} [{one.check}]" for one in stopping
         ),
         next_step="\n".join([*dict.fromkeys(one.next_step for one in stopping if one.next_step), *lift]),
     )
+
+
+def require_clear(found: Iterable[Finding], *, force: bool = False) -> None:
+    """Do nothing if nothing in *found* stops a start.
+
+    Raises:
+        PreflightError: something does; see `refusal`.
+    """
+    if error := refusal(found, force=force):
+        raise error
 
 
 def warn_or_refuse(found: Collection[Finding], *, force: bool = False) -> None:
