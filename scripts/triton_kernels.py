@@ -31,8 +31,9 @@ with the shapes of the recipes (heads of 64 to 512, latents of 512 + 64 and 256 
 of 16 bits, FP8 and NVFP4) and with those of upstream's own tests. Each launch is compiled for 12.1 and not
 run; autotuned kernels are, in every configuration that upstream's pruning leaves.
 
-The environment of probes compiles; a release may pin another version of Triton. A row has the launch that
-takes most shared memory of those that a recipe may come to.
+The environment of probes compiles; a release may pin another version of Triton. A kernel has a row if a
+recipe's launch takes more than a quarter of the shared memory, or any launch spills registers: with the
+launch that takes most of those that a recipe may come to.
 """
 
 

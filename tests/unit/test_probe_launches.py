@@ -75,8 +75,8 @@ def test_every_function_is_compiled_or_named_with_the_reason():
     assert "vllm.ops.read" in refused.left()["refused by the compiler"]
     page = page_section("Series", found)
     assert "**2 of 4 functions compiled**" in page
-    assert "`ops.other`" in page
-    assert "`amd.py`" in page
+    assert "Not compiled: for AMD cards (1); no launch of it is known (1)." in page
+    assert "* refused: `ops.read`" in page_section("Series", refused)
 
 
 def test_a_row_has_the_launch_that_a_recipe_may_come_to():
@@ -87,6 +87,13 @@ def test_a_row_has_the_launch_that_a_recipe_may_come_to():
     ]
     (row,) = rows(report(*some))
     assert row == ("vllm.ops.read", "3", "7000", "0", "8 (prefill)", "prefill")
+
+
+def test_what_takes_little_and_what_tests_alone_launch_has_no_row():
+    few, test = replace(READ, shared=5000), replace(READ, origin="upstream's test_read.py", spills=8)
+    assert not list(rows(report(few)))
+    assert not list(rows(report(test)))
+    assert len(list(rows(report(READ)))) == 1
 
 
 def test_results_of_a_child_that_was_killed_are_kept(tmp_path):

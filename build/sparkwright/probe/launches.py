@@ -205,7 +205,10 @@ HEAD = ("kernel", "launches", "shared memory", "registers", "spills, bytes a thr
 
 
 def rows(report: KernelReport) -> Iterator[tuple[str, ...]]:
-    """Return a row for each kernel, with the most that any of its launches takes that can be chosen."""
+    """Return a row for each kernel that is refused, takes much of a recipe's shared memory, or spills there.
+
+    It has the most that any of the kernel's launches takes that can be chosen.
+    """
     kernels: dict[str, list[KernelLaunch]] = defaultdict(list)
     for one in report.launches.values():
         kernels[one.kernel].append(one)
@@ -217,6 +220,8 @@ def rows(report: KernelReport) -> Iterator[tuple[str, ...]]:
             continue
         most = max(fitting, key=lambda one: (not one.of_test, one.shared))
         spilling = max(fitting, key=lambda one: one.spills)
+        if most.of_test or not (spilling.spills or most.shared > LIMIT // 4):
+            continue
         spills = f"{spilling.spills} ({spilling.origin})" if spilling.spills else "0"
         yield (
             name,
@@ -235,24 +240,20 @@ def page_section(title: str, report: KernelReport) -> str:
     tests = [
         one for one in report.launches.values() if one.of_test and not one.refused and one.shared > LIMIT
     ]
-    faults = report.faults()
-    counted = f"{len(report.launches)} launches; **{done} of {every} functions compiled**."
+    faults, table = report.faults(), list(rows(report))
+    left = report.left()
+    refused = [name for why, names in left.items() if why.startswith("refused") for name in names]
     lines = [
         f"## {title}", "",
-        f"Triton {report.triton}. {counted}", "",
+        f"Triton {report.triton}. {len(report.launches)} launches; **{done} of {every} functions compiled**.", "",
         f"{len(faults)} faults:" if faults else "Every launch that was asked for fits.", "",
         *(f"* **{fault}**" for fault in faults), *([""] if faults else []),
         f"Tuning passes over {beyond} configurations of autotuned kernels, which need too much.",
         f"Of upstream's tests, with shapes of no recipe, {len(tests)} launches would not fit.", "",
-        *_table(HEAD, rows(report)), "",
-        "Not compiled:", "",
+        *_table(HEAD, table), "",
+        f"Not compiled: {'; '.join(f'{why} ({len(names)})' for why, names in left.items()) or 'none'}.",
+        *(f"* refused: `{_short(name)}`" for name in refused),
     ]  # fmt: skip
-    for why, names in report.left().items():
-        if why.startswith(("no launch", "refused")):
-            lines.append(f"* {why} ({len(names)}): {', '.join(f'`{_short(name)}`' for name in names)}")
-        else:
-            files = sorted({report.functions[name][0].removeprefix("vllm/") for name in names})
-            lines.append(f"* {why} ({len(names)}), all in {', '.join(f'`{file}`' for file in files)}")
     return "\n".join(lines) + "\n"
 
 
