@@ -243,9 +243,10 @@ def page_section(title: str, report: KernelReport) -> str:
     faults, table = report.faults(), list(rows(report))
     left = report.left()
     refused = [name for why, names in left.items() if why.startswith("refused") for name in names]
+    counted = f"{len(report.launches)} launches; **{done} of {every} functions compiled**."
     lines = [
         f"## {title}", "",
-        f"Triton {report.triton}. {len(report.launches)} launches; **{done} of {every} functions compiled**.", "",
+        f"Triton {report.triton}. {counted}", "",
         f"{len(faults)} faults:" if faults else "Every launch that was asked for fits.", "",
         *(f"* **{fault}**" for fault in faults), *([""] if faults else []),
         f"Tuning passes over {beyond} configurations of autotuned kernels, which need too much.",
