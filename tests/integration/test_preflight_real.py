@@ -19,7 +19,7 @@ from sparkwright.merge import MergeReport, merge_patchset
 from sparkwright.pipeline import BuildOptions, Job, open_job
 from sparkwright.recipes import load_recipe
 from sparkwright.rehearsal.model import ServedTree
-from sparkwright.rehearsal.run import serve_exact
+from sparkwright.rehearsal.run import serve_nearest
 from sparkwright.rehearsal.tree import prepare
 from sparkwright.serve.preflight import EngineFacts, PreflightRequest, read_host, run_preflight
 from sparkwright.serve.preflight.drafter import check_draft_cache
@@ -40,7 +40,7 @@ def opened() -> Iterator[tuple[Job, MergeReport, ServedTree]]:
     with open_job(ROOT, BuildOptions(series="0.24", platform="x86_64")) as job:
         release = job.spec.lock.release.version
         report = merge_patchset(job.repository, job.merge_request(job.pristine, release))
-        served = serve_exact(job, report)
+        served = serve_nearest(job, report)
         assert served is not None
         yield job, report, served
 

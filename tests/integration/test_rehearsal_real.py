@@ -14,7 +14,7 @@ from sparkwright.merge import MergeReport, merge_patchset
 from sparkwright.pipeline import BuildOptions, Job, open_job
 from sparkwright.recipes import load_recipe
 from sparkwright.rehearsal import RehearsalOptions, RehearsalResult, rehearse
-from sparkwright.rehearsal.run import serve_exact
+from sparkwright.rehearsal.run import serve_nearest
 from sparkwright.serve.preflight import PreflightRequest, inspect_start, read_host
 from sparkwright.verify.verifier import VERIFIER
 
@@ -104,7 +104,7 @@ def test_a_carry_that_spoils_sampling_fails(
 
 
 def test_preflight_predicts_weights_and_cache_of_a_real_start(rehearsed: Rehearsed) -> None:
-    served = serve_exact(rehearsed.job, rehearsed.report)
+    served = serve_nearest(rehearsed.job, rehearsed.report)
     assert served is not None
     recipe = load_recipe(served.recipe)
     model = Path(recipe.model)

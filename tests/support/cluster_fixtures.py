@@ -5,14 +5,10 @@ from pathlib import Path
 
 import pytest
 from cluster_kit import Host, two_hosts, two_sshds
-from kit import seed_environment
 from ssh_kit import Sshd
 from store_servers import nginx_store
 from warm import warm_server
-from world import World
 
-from sparkwright.probe.environment import requirements
-from sparkwright.store import open_store
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +35,3 @@ def hosts(
 ) -> Iterator[list[Host]]:
     with two_hosts(sshds, tmp_path, url, warm, monkeypatch) as both:
         yield both
-
-
-@pytest.fixture
-def probing_hosts(hosts: list[Host], url: str, world: World) -> list[Host]:
-    """The machines, with an environment for probes; *world* shares their store."""
-    for host in hosts:
-        seed_environment(open_store(host.folder / "store"), requirements())
-    world.environment["SPARKWRIGHT_STORE_URL"] = url
-    return hosts

@@ -29,7 +29,6 @@ from sparkwright.native.model import Cost, Unit
 from sparkwright.pipeline.packs import packed
 from sparkwright.pipeline.remote_units import _batches
 from sparkwright.store import Store
-from sparkwright.upstream.given import GivenSource, GivenTree
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.remote import run_task
 
@@ -290,16 +289,6 @@ def test_a_need_that_no_machine_has_is_refused_with_what_they_offer() -> None:
         workers(Client({})).submit(task())
 
 
-def test_workers_for_another_thread_share_machines_and_no_tasks() -> None:
-    found = workers(Client({"a": {"SLOT": 1, "MIB": 1}}))
-    found.submit(task())
-    other = found.alone()
-    assert list(other.results(None)) == []
-    other.submit(task())
-    names = [options["key"] for options in found.client.submitted]
-    assert len(set(names)) == len(names) == 2
-
-
 def test_a_machine_of_which_several_results_are_refused_is_left_out(heard) -> None:
     """If others deliver; and a task is not tried without end."""
     client = Client({"a": {"SLOT": 1, "MIB": 1}, "b": {"SLOT": 1, "MIB": 1}})
@@ -335,48 +324,16 @@ def test_verify_needs_a_gb10_unless_it_is_smaller(store: Store) -> None:
     assert needs(simulator=True) == ()
 
 
-def test_packs_beside_another_tree_hold_what_is_new(
-    store: Store, repository: Repository, tmp_path: Path
-) -> None:
+def test_a_pack_holds_its_tree(store: Store, repository: Repository, tmp_path: Path) -> None:
     big = {f"file {number}": FileEntry("100644", bytes([number]) * 5000) for number in range(30)}
-    first = import_files(repository, big.items())
-    second = import_files(repository, {**big, "new": FileEntry("100644", b"new")}.items())
-    packs = packed(store, repository, [first, second, first])
-    assert [pack.path for pack in packs] == [f"packs/0-{first}", f"packs/1-{second}"]
-    assert packs[1].size < packed(store, repository, [second])[0].size / 2
+    tree = import_files(repository, big.items())
+    pack = packed(store, repository, tree)
+    assert pack == packed(store, repository, tree)
+    assert pack.path == f"packs/{tree}"
     other = open_repository(tmp_path / "other")
-    for pack in packs:
-        unpack_tree(other, store.file_path(pack.sha256), pack.path.rpartition("-")[2])
-    assert other.files(second).keys() == {*big, "new"}
+    unpack_tree(other, store.file_path(pack.sha256), tree)
+    assert other.files(tree).keys() == big.keys()
     other.close()
-
-
-@pytest.fixture
-def given() -> GivenSource:
-    trees = (
-        GivenTree(version="1.2.0", tree="1" * 40, pinned=True, origin="here", verified=False),
-        GivenTree(version="1.2.0", tree="2" * 40),
-        GivenTree(version="1.2.0", tree="3" * 40, sha256="f" * 64),
-    )
-    return GivenSource(trees, None)  # type: ignore[arg-type] - it has no wheels
-
-
-def test_given_trees_are_those_of_their_release_and_digest(given: GivenSource) -> None:
-    pinned = given.pristine(make_tiny("1.2.0").lock)
-    assert (pinned.tree, pinned.verified, pinned.origin) == ("1" * 40, False, "here")
-    assert given.known(make_tiny("1.3.0").lock) is None
-    assert given.release("1.2.0").tree == "2" * 40
-    assert given.release("1.2.0", sha256="f" * 64).tree == "3" * 40
-
-
-def test_what_was_not_given_is_not_fetched(given: GivenSource) -> None:
-    for ask in (
-        lambda: given.release("1.3.0"),
-        lambda: given.release("1.2.0", sha256="e" * 64),
-        lambda: given.commit("1" * 40, "https://example.org/vllm"),
-    ):
-        with pytest.raises(NotInStoreError, match="is not here"):
-            ask()
 
 
 def test_a_machine_whose_card_is_lost_leaves_its_task_to_no_other() -> None:
@@ -385,7 +342,7 @@ def test_a_machine_whose_card_is_lost_leaves_its_task_to_no_other() -> None:
     found = workers(client, patience_s=0.2)
     found.submit(task("gpu"))
     assert client.submitted[0]["resources"] == {"SLOT": 1, "MIB": 1, "gpu": 1}
-    replies = found.results(None)
+    replies = found.results()
     assert next(replies) is None
     del client.resources["a"]
     with pytest.raises(ClusterError, match="is left"):
@@ -441,7 +398,7 @@ def test_a_task_for_the_memory_of_a_lost_machine_is_taken_by_one_with_less(
     monkeypatch.setattr(Client, "cancel", lambda _, futures: cancelled.extend(futures), raising=False)
     found = workers(client)
     found.submit(task(mib=8))
-    replies = found.results(None)
+    replies = found.results()
     assert next(replies) is None
     assert next(replies) is None
     assert (len(client.submitted), cancelled) == (1, [])
@@ -454,23 +411,19 @@ def test_a_task_for_the_memory_of_a_lost_machine_is_taken_by_one_with_less(
 
 
 _TREE = "3" * 40
-_STEP = f'{{"tree":"{_TREE}","pristine":"{_TREE}","files":[],"words":["true"]}}'
+_RUN = b'{"options":{},"run":"one"}'
 
 
 @pytest.mark.parametrize(
     ("kind", "request_json", "pack", "why"),
     [
-        ("step", None, "", "No such file"),
-        ("step", b"{", "", "truncated"),
-        ("proof", b'{"name":"\xff"}', "", "utf-8"),
-        ("proof", b'{"carry":{"a":' + b"[" * 100_000, "", "recursion"),
-        ("proof", b'{"name":".."}', "", "regex"),
-        ("proof", b'{"name":"x","carry":{},"files":{"../evil":"YQ=="}}', "", "regex"),
-        ("step", _STEP.replace('"true"', "").encode(), "", "neither the file of a probe nor a command"),
-        ("step", _STEP.encode(), "0---help", "40 lower-case hex digits"),
-        ("step", _STEP.encode(), f"0-{_TREE}", "early EOF"),
-        ("step", _STEP.encode(), f"0-{_TREE}/folder", "Is a directory"),
-        ("step", _STEP.replace(_TREE, "--help").encode(), "", "40 lower-case hex digits"),
+        ("units", None, "", "No such file"),
+        ("units", b"{", "", "truncated"),
+        ("run", b'{"run":"\xff"}', "", "utf-8"),
+        ("run", b'{"options":{"checks":' + b"[" * 100_000, "", "recursion"),
+        ("run", _RUN, "--help", "40 lower-case hex digits"),
+        ("run", _RUN, _TREE, "early EOF"),
+        ("run", _RUN, f"{_TREE}/folder", "Is a directory"),
     ],
 )
 def test_an_odd_folder_of_a_task_is_one_clear_error(

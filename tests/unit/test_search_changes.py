@@ -148,22 +148,6 @@ def test_the_provider_of_kernels_is_an_axis(shelf: Shelf) -> None:
     assert found.candidate(frozenset({"kernels"})).arch == "12.1a"
 
 
-def test_requirements_are_an_axis_where_the_pins_are_the_same(shelf: Shelf) -> None:
-    old = ("torch==2.11.0", "numpy", "audio==1; extra == 'audio'")
-    new = ("torch==2.13.0", "numpy", "flash>=2")
-    found = difference(shelf.spec(requirements=old), shelf.spec(requirements=new))
-    assert set(ids(found)) == {"requires:torch", "requires:audio", "requires:flash"}
-    half = found.candidate(frozenset({"requires:torch", "requires:flash"}))
-    assert set(half.requirements or ()) == {"torch==2.13.0", "numpy", "flash>=2", old[2]}
-    path = [UpstreamStep(UpstreamPoint("1.3.0"), "release")]
-    later = shelf.spec(requirements=new, version="1.3.0")
-    assert set(ids(difference(shelf.spec(requirements=old), later, path))) == {"1.3.0"}
-    asked = difference(shelf.spec(requirements=old), later, path, axes=("requirements",))
-    assert "requires:torch" in ids(asked)
-    assert asked.left_out == ("upstream",)
-    assert asked.candidate(frozenset(ids(asked))).point == UpstreamPoint(VERSION)
-
-
 def test_an_axis_narrows_and_the_others_stay_as_at_the_start(shelf: Shelf) -> None:
     start, end = shelf.spec(), shelf.spec(shelf.carry("a"), arch="12.1a")
     found = difference(start, end, axes=("carries",))
@@ -171,7 +155,7 @@ def test_an_axis_narrows_and_the_others_stay_as_at_the_start(shelf: Shelf) -> No
     assert found.left_out == ("kernels",)
     assert found.candidate(frozenset({"a:added"})).arch is None
     with pytest.raises(BisectionError):
-        difference(start, end, axes=("requirements",))
+        difference(start, end, axes=("upstream",))
 
 
 def test_the_same_spec_twice_has_no_difference(shelf: Shelf) -> None:

@@ -27,9 +27,8 @@ _EXIT = {"good": 0, "bad": 1}
 _UNTESTABLE = 125
 _DIGITS = 10
 _ENDS = 2
-_AHEAD = 2
 # Options that name no other search: how it is run and shown.
-_OF_THE_RUN = frozenset({"words", "jobs", "attempted", "listing"})
+_OF_THE_RUN = frozenset({"words", "attempted", "listing"})
 
 
 @click.command("bisect", cls=Command)
@@ -41,22 +40,14 @@ _OF_THE_RUN = frozenset({"words", "jobs", "attempted", "listing"})
 @click.option("--carry", "carries", metavar="NAME", multiple=True, help="Take of both ends this carry only.")
 @click.option("--commits", default="", metavar="REPOSITORY", help="Search this repository's commits.")
 @click.option("--find-fix", is_flag=True, help="The bad end is the older one: name the change that fixed it.")
-@click.option("--mend", is_flag=True, help="Name the changes whose removal from the bad end mends it.")
 @click.option("--any-failure", is_flag=True, help="Count every failure as the one searched for.")
 @click.option("--deterministic", is_flag=True, help="The judge never flakes: judge each candidate once.")
-@click.option(
-    "--jobs",
-    "-j",
-    type=click.IntRange(min=1),
-    help="Evaluations at a time: 1, or 3 on a cluster, by default.",
-)
 @click.option(
     "--repeat", type=click.IntRange(min=1), default=MOST_RUNS, help="The most repetitions of a candidate."
 )
 @click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=1), default=3600.0, help="Seconds of a command."
 )
-@click.option("--wheel", "build_wheel", is_flag=True, help="Build each candidate's wheel for the command.")
 @click.option(
     "--recipe", default="", help="Serve candidates' wheels on a card so, by name or file, as verify."
 )
@@ -77,13 +68,12 @@ def command(
 ) -> Result:
     """Name the change between a GOOD and a BAD build spec that makes the difference.
 
-    A SPEC is a wheel (a file or an address), a commit of this project, PATCHSET@RELEASE, PATCHSET@COMMIT of
-    upstream's, or '.' for the work tree. Two wheels are enough: what they are made of is recorded in them.
-    Between two pins lie releases; with --commits (git, a folder or an address) lie commits of upstream's.
+    A SPEC is a wheel's file, a commit of this project, PATCHSET@RELEASE, PATCHSET@COMMIT of upstream's, or
+    '.' for the work tree. Two wheels are enough: what they are made of is recorded in them. Between two pins
+    lie releases; with --commits (git, a folder or an address) lie commits of upstream's.
 
     'verify CHECK' rehearses candidates on the CPU; with --recipe it serves their wheels on a card, here or on
-    the machine of --cluster. With --cluster, probes, commands and rehearsals run on other machines, and the
-    next two steps ahead.
+    the machine of --cluster.
 
     'bisect status' lists bisections, and 'bisect status ID' derives the result of one again from its journal.
     The same command again resumes one that was stopped.
@@ -94,26 +84,17 @@ def command(
 
     if words[:1] == ("status",):
         return _replay(session, words[1]) if words[1:] else _status(session)
-    jobs, attempted, listing = (arguments.pop(name) for name in ("jobs", "attempted", "listing"))
+    attempted, listing = arguments.pop("attempted"), arguments.pop("listing")
     options = _options(words, arguments, listing=listing)
     build = BuildOptions(**vars(target), offline=session.offline)
     with open_search(session.checkout, session.access, build, options, VERIFIER) as search:
         if listing:
             return _list(search)
-        jobs = jobs or (_AHEAD + 1 if options.cluster and not search.alone else 1)
-        if jobs > 1 and search.alone:
-            raise ConfigError(
-                f"this judge evaluates one candidate at a time, not {jobs}",
-                because="servers on one machine disturb each other",
-                next_step="leave out --jobs",
-            )
         if attempted is not None:
-            with search.machines():
-                return _try(session, search, attempted)
+            return _try(session, search, attempted)
         folder = _folder(session, search.problem)
         search.realiser.require_as_recorded()
-        with search.machines():
-            result = bisect(search.problem, search.judge_in(folder), folder, jobs=jobs, stop=search.stop)
+        result = bisect(search.problem, search.judge_in(folder), folder)
     return _finished(folder, search.problem, result)
 
 
@@ -136,10 +117,9 @@ def _repeated(arguments: dict[str, Any]) -> Iterator[str]:
         if value := global_options()[name]:
             yield f"--{name}={value}"
     given = {**context.params, **arguments}
-    left_out = _OF_THE_RUN if arguments["recipe"] else _OF_THE_RUN | {"cluster"}
     for option in context.command.params:
         value = given[str(option.name)]
-        if not value or value == option.default or option.name in left_out:
+        if not value or value == option.default or option.name in _OF_THE_RUN:
             continue
         name = max(option.opts, key=len)
         for one in value if isinstance(value, tuple) else (value,):
@@ -237,7 +217,6 @@ def _status(session: Session) -> Result:
             "result": to_builtins(state.result),
             "next": state.next,
             "refused": str(state.refused or ""),
-            "stopped": list(state.stopped),
         }
         for folder, state in states
     ]
@@ -251,24 +230,17 @@ def _status(session: Session) -> Result:
             told = f"refused: {state.refused}"
         else:
             following = ", ".join(state.next or ()) or "the end without changes"
-            told = f"not ended; next: {following}" + (
-                f"; stopped by: {state.stopped}" if state.stopped else ""
-            )
+            told = f"not ended; next: {following}"
         parts += [f"  {told}", f"  {state.evaluations} evaluations, {human_seconds(state.seconds)}"]
     return Result(described, parts)
 
 
 def _finished(folder: Path, problem: SearchProblem, result: SearchResult) -> Result:
-    """Write the reports, and return the answer; a range or a set is called no culprit."""
-    from sparkwright.search.report import headline, render_html, render_json, render_markdown
+    """Write the report, and return the answer; a range or a set is called no culprit."""
+    from sparkwright.search.report import headline, render_markdown
 
-    pages = {
-        "report.html": render_html(problem, result).encode(),
-        "report.md": render_markdown(problem, result).encode(),
-        "report.json": render_json(problem, result),
-    }
-    for name, data in pages.items():
-        write_atomically(folder / name, data)
+    report = folder / "report.md"
+    write_atomically(report, render_markdown(problem, result).encode())
     failure = None
     if result.confidence is None:
         failure = BisectionError(
@@ -276,24 +248,20 @@ def _finished(folder: Path, problem: SearchProblem, result: SearchResult) -> Res
             because="what lies between them could not be judged"
             if result.kind == "range"
             else "they could not be separated",
-            next_step=f"read {folder / 'report.html'}, which says why, for each candidate",
+            next_step=f"read {report}, which says why, for each candidate",
         )
     titles = {change.id: change.title for change in problem.changes}
     seconds = sum(step.evaluation.seconds for step in result.steps)
     confidence = "" if result.confidence is None else f"confidence {result.confidence:.1%}, "
     evaluations = f"{result.evaluations} evaluations ({result.searching} after the ends)"
     unclear = f"{confidence}{len(result.untestable)} untestable or unstable"
-    written = [
-        f"{path} ({human_size(path.stat().st_size)}, sha256 {sha256_file(path)})"
-        for path in (folder / name for name in pages)
-    ]
     return Result(
         {"id": folder.name, "folder": str(folder), **to_builtins(result)},
         [
             headline(problem, result),
             *(f"  {name}: {titles[name]}" for name in result.changes),
             f"{evaluations} in {human_seconds(seconds)}, {unclear}",
-            *(("wrote", told) for told in written),
+            ("wrote", f"{report} ({human_size(report.stat().st_size)}, sha256 {sha256_file(report)})"),
             *(("check", check) for check in result.check),
             ("next", result.check[0] if result.check else f"sparkwright bisect status {folder.name}"),
         ],

@@ -10,11 +10,10 @@ import click
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ProofError, SparkwrightError, UnprovedError
 from sparkwright.cli.globals import Command
-from sparkwright.cli.options import cluster_option, job_options
+from sparkwright.cli.options import job_options
 from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_in_clone
 from sparkwright.pipeline import Job, TargetOptions
-from sparkwright.pipeline.options import CompileOptions
 from sparkwright.pipeline.proving import first_line, prove_carries, run_upstream_tests
 from sparkwright.probe import Proof
 from sparkwright.probe.upstream_tests import UpstreamTests
@@ -30,7 +29,6 @@ from sparkwright.probe.upstream_tests import UpstreamTests
     is_flag=True,
     help="Run upstream's own tests on both trees instead, all that touch what changes; NAMES are then files.",
 )
-@cluster_option
 @job_options
 @run_in_clone
 def prove(
@@ -39,7 +37,6 @@ def prove(
     names: tuple[str, ...],
     upstream_tests: bool,
     onto: str | None,
-    compiling: CompileOptions,
     target: TargetOptions,
 ) -> Result:
     """Run the probes of all carries, or of NAMES, on the pristine and the merged tree.
@@ -51,7 +48,7 @@ def prove(
     it is not needed there is recorded too. Of a release that another series pins, nothing is recorded for
     the carries of that series: its own 'carry prove' does that.
     """
-    job = session.job(target, compiling=compiling)
+    job = session.job(target)
     if upstream_tests:
         return _by_upstreams_tests(job, names)
     proofs, needless, unproved = prove_carries(job, names, onto)

@@ -11,8 +11,6 @@ from sparkwright.distributed.cluster import Cluster
 
 _KINDS = {
     "compile.finished": "units",
-    "proof.finished": "proofs",
-    "rehearsal.finished": "rehearsals",
     "step.finished": "steps",
     "verify.finished": "runs",
 }
@@ -20,7 +18,7 @@ _KINDS = {
 
 @contextlib.contextmanager
 def counting_machines() -> Iterator[dict[str, Counter[str]]]:
-    """Yield what other machines finish in the block: numbers of ``units``, ``proofs`` … by machine."""
+    """Yield what other machines finish in the block: numbers of ``units``, ``runs`` … by machine."""
     done: dict[str, Counter[str]] = {}
 
     def count(event: Event) -> None:

@@ -95,18 +95,11 @@ _RESULT = (
         help="With native kernels: refuse an extension that cannot be compiled; do not take upstream's.",
     ),
 )
-_CLUSTER = click.option(
-    "--cluster",
-    default="",
-    metavar="ADDRESS",
-    envvar="SPARKWRIGHT_CLUSTER",
-    help="Other machines that compile and prove: ssh://[USER@]HOST[:PORT],…",
-)
 _MACHINES = click.option(
     "--cluster",
     default="",
     metavar="ADDRESS",
-    help="Work on these machines: ssh://[USER@]HOST[:PORT],…",
+    help="Serve on one of these machines: ssh://[USER@]HOST[:PORT],…",
 )
 _COMPILING = (
     click.option(
@@ -128,7 +121,13 @@ _COMPILING = (
         envvar="SPARKWRIGHT_CUDA",
         help="An installed CUDA toolkit, instead of the lock's packages.",
     ),
-    _CLUSTER,
+    click.option(
+        "--cluster",
+        default="",
+        metavar="ADDRESS",
+        envvar="SPARKWRIGHT_CLUSTER",
+        help="Other machines that compile: ssh://[USER@]HOST[:PORT],…",
+    ),
 )
 
 
@@ -144,13 +143,8 @@ def out_option(function: Callable[..., R]) -> Callable[..., R]:
     return _OUT(function)
 
 
-def cluster_option(function: Callable[..., R]) -> Callable[..., R]:
-    """Add ``--cluster``; *function* gets it as `CompileOptions`, ``compiling``."""
-    return _bundled(function, (_CLUSTER,), CompileOptions, "compiling")
-
-
 def machines_option(function: Callable[..., R]) -> Callable[..., R]:
-    """Add ``--cluster`` for one command; *function* gets the address. No variable sets it for good."""
+    """Add ``--cluster`` for servers; *function* gets the address. No variable sets it for good."""
     return _MACHINES(function)
 
 

@@ -12,7 +12,7 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ConfigError, SparkwrightError, UndecidedError, VerdictError
 from sparkwright.base.text import human_size
 from sparkwright.cli.globals import Command
-from sparkwright.cli.options import Names, machines_option, tree_options
+from sparkwright.cli.options import Names, tree_options
 from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.cli.verify import require_libraries
@@ -33,7 +33,6 @@ from sparkwright.rehearsal import RehearsalResult
     help="Folder for the results; one in dist/rehearsal/ by default.",
 )
 @tree_options
-@machines_option
 @run_in_session
 def command(
     session: Session,
@@ -45,7 +44,6 @@ def command(
     seed: int,
     out: Path | None,
     target: TargetOptions,
-    cluster: str,
 ) -> Result:
     """Serve the merged Python on the CPU with a real model, and verify it.
 
@@ -55,7 +53,7 @@ def command(
     The merge is laid over upstream's wheel for the CPU of the same release, and served by 'vllm serve'. Where
     a release has no such wheel, the carries are rehearsed on the nearest older one that has: that is evidence
     of the kind rehearsal-older, and the result says so. An interrupted rehearsal continues when it is started
-    again; one with --cluster begins again.
+    again.
     """
     require_libraries()
     from sparkwright.merge import merge_patchset
@@ -79,12 +77,7 @@ def command(
         against_pristine=not no_pristine,
         seed=seed,
     )
-    if machines := session.cluster(cluster):
-        from sparkwright.rehearsal.remote import rehearse_remotely
-
-        result = rehearse_remotely(machines, job, report, options)
-    else:
-        result = rehearse(job, report, VERIFIER, options)
+    result = rehearse(job, report, VERIFIER, options)
     complete = options.checks == DEFAULT and not no_pristine
     attached = _attach(session, result, report.tree, [wheel] if wheel else [], complete=complete)
     kind = "rehearsal" if result.exact else "rehearsal-older"

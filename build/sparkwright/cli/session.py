@@ -144,20 +144,13 @@ class Session:
             compiling=compiling or CompileOptions(),
         )
         job = make_job(self.checkout, self.store, self.repository, options)
-        return replace(job, cluster=self.cluster(options.compiling.cluster))
-
-    def cluster(self, address: str) -> Cluster | None:
-        """Return the machines at *address*; `None` for an empty one.
-
-        Raises:
-            ConfigError: it is no address.
-        """
-        if not address:
-            return None
+        if not options.compiling.cluster:
+            return job
         from sparkwright.distributed import parse_cluster
         from sparkwright.distributed.cluster import Cluster
 
-        return Cluster(address=parse_cluster(address), store=self.store)
+        machines = Cluster(address=parse_cluster(options.compiling.cluster), store=self.store)
+        return replace(job, cluster=machines)
 
 
 @contextlib.contextmanager

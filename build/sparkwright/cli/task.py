@@ -26,26 +26,6 @@ def _units(cuda: Path | None) -> tuple[type, Work]:
     return UnitsRequest, lambda access, request: compile_units(request, access, cuda)
 
 
-def _proof(_: Path | None) -> tuple[type, Work]:
-    from sparkwright.pipeline.remote_proofs import ProofRequest, prove
-
-    return ProofRequest, lambda access, request: prove(request, access)
-
-
-def _step(_: Path | None) -> tuple[type, Work]:
-    from sparkwright.search.remote import StepRequest, step_here
-
-    return StepRequest, lambda access, request: step_here(request, access)
-
-
-def _rehearsal(_: Path | None) -> tuple[type, Work]:
-    require_libraries()
-    from sparkwright.rehearsal.remote import RehearsalRequest, rehearse_here
-    from sparkwright.verify.verifier import VERIFIER
-
-    return RehearsalRequest, lambda access, request: rehearse_here(request, access, VERIFIER)
-
-
 def _run(_: Path | None) -> tuple[type, Work]:
     require_libraries()
     from sparkwright.verify.remote import RunRequest, run_here
@@ -55,9 +35,6 @@ def _run(_: Path | None) -> tuple[type, Work]:
 
 _KINDS: dict[str, Callable[[Path | None], tuple[type, Work]]] = {
     "units": _units,
-    "proof": _proof,
-    "step": _step,
-    "rehearsal": _rehearsal,
     "run": _run,
 }
 

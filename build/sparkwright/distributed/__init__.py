@@ -1,9 +1,9 @@
 """Run sparkwright command lines on other machines: over ssh, by Dask, their files through the store.
 
-Start reading at `Cluster.run`. A task is the words of a command line, such as ``sparkwright task proof``, and
+Start reading at `Cluster.run`. A task is the words of a command line, such as ``sparkwright task run``, and
 files of the store that it reads below its working folder. A worker lays the files out, runs the command in a
 process of its own, and returns the JSON document that it printed, with the files that it left in ``out``.
-So this package knows nothing of what is compiled, proved or verified, and a machine that is lost costs the
+So this package knows nothing of what is compiled or verified, and a machine that is lost costs the
 tasks that it was running.
 
 Only that a task is to be done, and its document, goes through Dask. Files go through the store that the

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -101,10 +100,8 @@ class Cluster:
         *,
         title: str = "",
         unit: str = "tasks",
-        stop: threading.Event | None = None,
-        workers: Workers | None = None,
     ) -> None:
-        """Run *tasks*, at least one, on workers that are started for them or are open already.
+        """Run *tasks*, at least one, on workers that are started for them.
 
         Args:
             tasks: the tasks.
@@ -112,17 +109,14 @@ class Cluster:
                 made again.
             title: name of the work in progress; empty to show none.
             unit: name of its parts.
-            stop: when set, from another thread, the tasks are given up.
-            workers: those that are open already.
 
         Raises:
             SparkwrightError: the error of the first task that failed, or what *take* raises.
             ClusterError: no machine can be had, none has what a task needs, or a result did not arrive.
             TaskLostError: a task was lost several times.
-            KeyboardInterrupt: the tasks were given up.
         """
         with contextlib.ExitStack() as stack:
-            own = stack.enter_context(self.open()) if workers is None else workers.alone()
+            own = stack.enter_context(self.open())
             stack.callback(own.cancel)
             shown = stack.enter_context(task(title, total=len(tasks), unit=unit)) if title else None
             left = {one.name: one for one in tasks}
@@ -130,7 +124,7 @@ class Cluster:
                 own.require(needs)  # before anything starts
             for one in sorted(tasks, key=lambda one: (-one.seconds, one.name)):
                 own.submit(one)
-            for done in own.results(stop):
+            for done in own.results():
                 if done is not None:
                     if not _taken(take, done):
                         own.refuse(left[done.name], done.machine)
@@ -150,23 +144,11 @@ class ThisMachine:
 
     store: Store
 
-    @contextlib.contextmanager
-    def open(self) -> Iterator[None]:
-        """Do nothing: no worker is needed."""
-        yield None
-
-    def run(
-        self,
-        tasks: Sequence[Task],
-        take: Callable[[Done], bool],
-        *,
-        stop: threading.Event | None = None,
-        **_: object,
-    ) -> None:
+    def run(self, tasks: Sequence[Task], take: Callable[[Done], bool]) -> None:
         """Run *tasks*; see `Cluster.run`."""
         runner = TaskRunner(self.store, (sys.executable, "-m", "sparkwright"), "this machine", {})
         for one in tasks:
-            reply = runner.run(one, stop)
+            reply = runner.run(one)
             if isinstance(reply, Failed) and not reply.fault:
                 raise TaskLostError(reply.what, because=reply.because)
             if isinstance(reply, Failed):
@@ -202,10 +184,6 @@ class Workers:
     _looked: float = 0.0
     _connected: dict[str, tuple[str, dict[str, float]]] = field(default_factory=dict)
     _asked: float = 0.0
-
-    def alone(self) -> Workers:
-        """Return the same workers for the tasks of one thread."""
-        return replace(self, _futures={}, _attempts=Counter(), _refused=Counter(), _running=[])
 
     def connected(self) -> dict[str, tuple[str, dict[str, float]]]:
         """Return machine and resources of each worker, by address, as of 0.1 s ago: a reading takes 3 ms.
@@ -316,7 +294,7 @@ class Workers:
             self.client.cancel(list(self._futures))
         self._futures.clear()
 
-    def results(self, stop: threading.Event | None) -> Iterator[Done | None]:
+    def results(self) -> Iterator[Done | None]:
         """Yield each result as it comes, and `None` now and then while none does, until all are there.
 
         A task whose worker is lost is run by another one. A machine that is unfit gets no further task.
@@ -324,12 +302,9 @@ class Workers:
         Raises:
             SparkwrightError: the error of a task that failed.
             ClusterError: no worker is left, or a task lost several.
-            KeyboardInterrupt: *stop* was set.
         """
         alone_since: float | None = None
         while self._futures:
-            if stop is not None and stop.is_set():
-                raise KeyboardInterrupt
             if self.client.status != "running":
                 raise _deserted(self.name, "the scheduler was lost")
             ready = [future for future in self._futures if future.done()]

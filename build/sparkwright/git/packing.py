@@ -8,10 +8,9 @@ from sparkwright.git.refs import check_object_id
 from sparkwright.git.repository import Repository
 
 
-def pack_tree(repository: Repository, tree: str, target: Path, *, beside: str = "") -> None:
-    """Write a pack of *tree* and everything below it to *target*, but what the tree *beside* has too."""
-    wanted = [check_object_id(tree), *([f"^{check_object_id(beside)}"] if beside else [])]
-    listed = repository.command("rev-list", "--objects", "--no-object-names", *wanted).stdout
+def pack_tree(repository: Repository, tree: str, target: Path) -> None:
+    """Write a pack of *tree* and everything below it to *target*."""
+    listed = repository.command("rev-list", "--objects", "--no-object-names", check_object_id(tree)).stdout
     target.write_bytes(repository.command("pack-objects", "--stdout", "-q", stdin=listed).stdout)
 
 

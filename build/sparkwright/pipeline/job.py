@@ -41,7 +41,7 @@ class Job:
         source: the origin of upstream's tree.
         facilities: resources that probes may need, by name.
         pool: makes the runs of probes, where there are many.
-        cluster: other machines that compile and prove; they do that here if there are none.
+        cluster: other machines that compile; this one does if there are none.
     """
 
     checkout: Checkout

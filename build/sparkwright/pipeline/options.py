@@ -41,7 +41,7 @@ class CompileOptions:
         keep_going: compile the other units when one fails.
         isolate: take the network away from every tool of the build.
         cuda: folder of an installed CUDA toolkit, taken instead of the lock's packages.
-        cluster: address of other machines that compile and prove; empty to do that here.
+        cluster: address of other machines that compile; empty to do that here.
     """
 
     jobs: int | None = None

@@ -1,8 +1,7 @@
-"""Trees of git that go to other machines: as packs in the store, which a task unpacks before all else."""
+"""A tree of git that goes to other machines: as a pack in the store, which a task unpacks before all else."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from sparkwright.base.errors import ClusterError, ProcessError
@@ -16,36 +15,28 @@ _KIND = "tree-pack"
 _FOLDER = "packs"
 
 
-def packed(store: Store, repository: Repository, trees: Sequence[str]) -> tuple[StoredFile, ...]:
-    """Return packs of *trees* for a task: the first one's is whole, the others lack what that holds."""
-    first, *others = dict.fromkeys(trees)
-    return tuple(
-        _packed(store, repository, tree, beside="" if tree == first else first, number=number)
-        for number, tree in enumerate((first, *others))
-    )
-
-
-def _packed(store: Store, repository: Repository, tree: str, *, beside: str, number: int) -> StoredFile:
-    name = f"{_FOLDER}/{number}-{tree}"
-    known = (store.find_record(_KIND, f"{tree}{beside}") or {}).get("sha256")
+def packed(store: Store, repository: Repository, tree: str) -> StoredFile:
+    """Return a pack of *tree* for a task."""
+    name = f"{_FOLDER}/{tree}"
+    known = (store.find_record(_KIND, tree) or {}).get("sha256")
     if isinstance(known, str) and (path := store.find_file(known, remote=False)):
         return shared(store, name, known, path.stat().st_size)
     with task("pack the sources"), store.scratch() as scratch:
-        pack_tree(repository, tree, scratch / "pack", beside=beside)
+        pack_tree(repository, tree, scratch / "pack")
         made = share_file(store, scratch / "pack", name)
-    store.put_record(_KIND, f"{tree}{beside}", {"sha256": made.sha256})
+    store.put_record(_KIND, tree, {"sha256": made.sha256})
     return made
 
 
 def unpack_all(repository: Repository) -> None:
-    """Take the trees of a task, whose working folder this process is in, into *repository*.
+    """Take the tree of a task, whose working folder this process is in, into *repository*, if it has one.
 
     Raises:
         ClusterError: a pack is damaged.
         RefError: a pack is not named after a tree.
     """
-    for path in sorted(Path(_FOLDER).glob("*-*")):
-        tree = check_object_id(path.name.partition("-")[2])
+    for path in Path(_FOLDER).glob("*"):
+        tree = check_object_id(path.name)
         if repository.has(tree):
             continue
         try:

@@ -9,9 +9,8 @@ from sparkwright.base.errors import ProofError, UnprovedError
 from sparkwright.carries import Carry
 from sparkwright.merge import Outcome, OutcomeKind
 from sparkwright.pipeline.job import Job
-from sparkwright.pipeline.remote_proofs import prove_remotely
 from sparkwright.pipeline.state import BuildState, require
-from sparkwright.pipeline.trial import Trial, find_proof, trial_of, wants_proof
+from sparkwright.pipeline.trial import find_proof, trial_of, wants_proof
 from sparkwright.probe import ProbeVerdict, Proof
 
 
@@ -58,26 +57,9 @@ class Prove:
         trial = trial_of(job, report, self.carry)
         if trial is None:
             raise _unproved(name, "the tree that it changes cannot be judged here")
-        if job.cluster is not None and name not in state.judged:
-            # Those of the other carries are made there at the same time.
-            state.judged |= prove_remotely(job.cluster, _unproved_trials(job, state))
-        proof = state.judged.get(name) or trial.prove()
+        proof = trial.prove()
         _refuse_unless_proved(proof, trial.wanted, report.outcome(name))
         state.proofs[name] = proof
-
-
-def _unproved_trials(job: Job, state: BuildState) -> list[Trial]:
-    """Return the trials of all carries that a wheel needs a proof of, and have none yet."""
-    report = require(state.report)
-    wanted = [
-        carry
-        for carry in job.spec.carries
-        if carry.name not in {*job.options.allow_unproved, *state.judged}
-        and wants_proof(report, carry)
-        and find_proof(job, report, carry) is None
-    ]
-    trials = [trial_of(job, report, carry) for carry in wanted]
-    return [trial for trial in trials if trial is not None]
 
 
 def _unproved(name: str, because: str) -> UnprovedError:

@@ -6,8 +6,7 @@ from sparkwright.merge import Outcome, OutcomeKind, merge_patchset
 from sparkwright.native.isolation import require_isolation
 from sparkwright.pipeline.checkout import pinned_by
 from sparkwright.pipeline.job import Job, require_listed
-from sparkwright.pipeline.remote_proofs import prove_remotely
-from sparkwright.pipeline.trial import Trial, trial_of
+from sparkwright.pipeline.trial import trial_of
 from sparkwright.probe import ProbePool, ProbeVerdict, Proof, write_proof
 from sparkwright.probe.upstream_tests import UpstreamTests, read_record, record_path, write_record
 
@@ -29,7 +28,6 @@ def prove_carries(
     proofs: list[Proof] = []
     needless: dict[str, str] = {}
     unproved: dict[str, str] = {}
-    trials: dict[str, Trial] = {}
     for carry in job.spec.carries:
         if names and carry.name not in names:
             continue
@@ -41,12 +39,7 @@ def prove_carries(
             why = "it has no probe" if outcome.kind.wants_proof else f"{outcome.kind}: {outcome.detail}"
             (needless if decided else unproved)[carry.name] = why
             continue
-        trials[carry.name] = trial
-    made = {} if job.cluster is None else prove_remotely(job.cluster, list(trials.values()))
-    for name, trial in trials.items():
-        carry, outcome = trial.carry, report.outcome(name)
-        blocked = outcome.kind.blocks_build
-        proof = made.get(name) or trial.prove()
+        proof = trial.prove()
         proofs.append(proof)
         confirmed = proof.verdict is trial.wanted and bool(trial.paths or not blocked)
         if confirmed or (elsewhere and proof.verdict is ProbeVerdict.NOT_NEEDED and not blocked):

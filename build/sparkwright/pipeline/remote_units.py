@@ -174,7 +174,7 @@ class RemoteCompiler:
     ) -> list[tuple[Task, set[str]]]:
         """Return the tasks that compile *units*, each with the names of its units."""
         store = self.cluster.store
-        packs = packed(store, self.repository, [known.tree])
+        pack = packed(store, self.repository, known.tree)
         tasks = []
         for batch in _batches(units, expected):
             request = UnitsRequest(
@@ -190,7 +190,7 @@ class RemoteCompiler:
             one = Task(
                 name=batch[0].name,
                 words=("task", "units"),
-                files=(share_json(store, request), *packs),
+                files=(share_json(store, request), pack),
                 needs=(CUDA,) if self.cuda else (),
                 seconds=sum(expected[unit.name].seconds for unit in batch),
                 mib=max(expected[unit.name].mib for unit in batch),

@@ -48,8 +48,7 @@ class BuildState:
 
     A compiled extension enters `extensions` once its step is done, and `attested` with what attests its
     sources if these are not the pinned ones; `stock_extensions` are those that are taken from upstream's
-    wheel instead, with the reason. Of all that other machines proved, whatever the verdict, `judged` has the
-    proofs.
+    wheel instead, with the reason.
     """
 
     pristine: Pristine | None = None
@@ -62,7 +61,6 @@ class BuildState:
     binaries: Binaries | None = None
     report: MergeReport | None = None
     proofs: dict[str, Proof] = field(default_factory=dict)
-    judged: dict[str, Proof] = field(default_factory=dict)
     wheel: FoundWheel | None = None
     audited: bool = False
     placed: Path | None = None

@@ -190,18 +190,6 @@ class Prover:
         self._record(proof)
         return proof
 
-    def adopt(self, proof: Proof, carry: Carry, paths: Sequence[str], *, absorbed: bool = False) -> bool:
-        """Record *proof*, made on another machine; return if it is of *carry* on these trees; see `key`."""
-        carry = carry.at(self.version)
-        touched = self._touched(carry, paths)
-        wanted = (PROOF_FORMAT, carry.name, self._key(carry, touched, absorbed=absorbed), touched)
-        if (proof.format, proof.carry, proof.key, proof.touched) != wanted:
-            return False
-        if proof.verdict is not judge(proof.pristine, proof.merged, absorbed=absorbed):
-            return False
-        self._record(proof)
-        return True
-
     def _record(self, proof: Proof) -> None:
         if proof.verdict is not ProbeVerdict.BROKEN:  # a run that failed to start disproves no earlier proof
             self.store.put_record(_KIND, proof.key, to_builtins(proof))

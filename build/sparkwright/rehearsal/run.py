@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -54,27 +54,35 @@ def rehearse(
         UnknownNameError: there is no such check.
     """
     options = options or RehearsalOptions()
-    require_checks(options)
+    if unknown := [name for name in options.checks if name not in DEFAULT]:
+        raise unknown_name("check of a rehearsal", unknown[0], list(DEFAULT))
     if options.offline and not job.options.offline:
         job = replace(job, options=replace(job.options, offline=True))
     started, wanted = time.monotonic(), report.version
-    report = onto_served(job, report)
-    result = rehearse_changes(job, python_changes(job, report), report, verifier, options, wanted=wanted)
-    result = structs.replace(result, seconds=round(time.monotonic() - started, 1))
-    return write_report(result, Path(result.report).parent)
+    report = _onto_served(job, report)
+    version = report.version
+    served = prepare(job, python_changes(job, report), version)
+    pristine = prepare(job, {}, version) if options.against_pristine else None
+    folder = options.out
+    if folder is None:
+        beside = None if pristine is None else pristine.key
+        key = digest_of([served.key, beside, served.recipe.name, options.checks, options.seed])[:12]
+        folder = dist_folder(job.checkout.folder, None) / "rehearsal" / f"{version}-{key}"
+    folder = folder.absolute()
+    checks = _Rehearsal(job, verifier, options, folder, served, pristine).run()
+    result = RehearsalResult(
+        verdict=worst(checks),
+        checks=checks,
+        version=version,
+        exact=version == wanted,
+        report=str(folder / PAGE),
+        seconds=round(time.monotonic() - started, 1),
+        statements=statements(report, served, wanted=wanted),
+    )
+    return write_report(result, folder)
 
 
-def require_checks(options: RehearsalOptions) -> None:
-    """Refuse checks that a rehearsal does not have.
-
-    Raises:
-        UnknownNameError: *options* name one.
-    """
-    if unknown := [name for name in options.checks if name not in DEFAULT]:
-        raise unknown_name("check of a rehearsal", unknown[0], list(DEFAULT))
-
-
-def onto_served(job: Job, report: MergeReport) -> MergeReport:
+def _onto_served(job: Job, report: MergeReport) -> MergeReport:
     """Return *report*, or the merge onto the nearest older release that has a wheel for the CPU.
 
     Raises:
@@ -84,46 +92,6 @@ def onto_served(job: Job, report: MergeReport) -> MergeReport:
     return report if version == report.version else _merged_onto(job, report, version)
 
 
-def rehearse_changes(
-    job: Job,
-    changes: Mapping[str, bytes | None],
-    report: MergeReport,
-    verifier: Verifier,
-    options: RehearsalOptions,
-    *,
-    wanted: str,
-) -> RehearsalResult:
-    """Serve *changes* over the CPU's wheel of the release of *report*, and verify the server.
-
-    The report of the result is not written yet.
-
-    Args:
-        job: for lock, store and network settings.
-        changes: files of that release by path, as `prepare` takes them.
-        report: the merge that they are of.
-        verifier: runs the checks.
-        options: the user's choices.
-        wanted: the release that was to be rehearsed.
-    """
-    started = time.monotonic()
-    version = report.version
-    served = prepare(job, changes, version)
-    pristine = prepare(job, {}, version) if options.against_pristine else None
-    beside = None if pristine is None else pristine.key
-    key = digest_of([served.key, beside, served.recipe.name, options.checks, options.seed])[:12]
-    folder = folder_of(job, options, f"{version}-{key}")
-    checks = _Rehearsal(job, verifier, options, folder, served, pristine).run()
-    return RehearsalResult(
-        verdict=worst(checks),
-        checks=checks,
-        version=version,
-        exact=version == wanted,
-        report=str(folder / PAGE),
-        seconds=round(time.monotonic() - started, 1),
-        statements=statements(report, served, wanted=wanted),
-    )
-
-
 def serve_nearest(job: Job, report: MergeReport) -> ServedTree:
     """Return the merged Python of *report* over the CPU's wheel of its release, or of the nearest older one.
 
@@ -131,18 +99,7 @@ def serve_nearest(job: Job, report: MergeReport) -> ServedTree:
         RehearsalError: wheel, model or environment cannot be had.
         NotInStoreError: one of them is not in the store, and the network is off.
     """
-    report = onto_served(job, report)
-    return prepare(job, python_changes(job, report), report.version)
-
-
-def serve_exact(job: Job, report: MergeReport) -> ServedTree | None:
-    """Return the merged Python of *report* over the CPU's wheel of the same release; `None` if there is none.
-
-    Raises:
-        RehearsalError: wheel, model or environment cannot be had.
-    """
-    if nearest_release(job, report.version) != report.version:
-        return None
+    report = _onto_served(job, report)
     return prepare(job, python_changes(job, report), report.version)
 
 
@@ -169,13 +126,6 @@ def _merged_onto(job: Job, report: MergeReport, version: str) -> MergeReport:
             next_step="verify the wheel on a card: sparkwright verify",
         )
     return older
-
-
-def folder_of(job: Job, options: RehearsalOptions, name: str) -> Path:
-    """Return the folder for the results of a rehearsal called *name*, unless *options* have one."""
-    if options.out is not None:
-        return options.out.absolute()
-    return dist_folder(job.checkout.folder, None).absolute() / "rehearsal" / name
 
 
 @dataclass(frozen=True)

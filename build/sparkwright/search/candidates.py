@@ -7,7 +7,6 @@ failure of the network or the disk is an error, as it says nothing of the candid
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -31,7 +30,6 @@ from sparkwright.base.errors import (
 from sparkwright.base.events import warn
 from sparkwright.carries import Revision
 from sparkwright.carries.patchset import BuildSpec, check_order
-from sparkwright.git import Repository
 from sparkwright.lock import Lock
 from sparkwright.merge import MergeReport, merge_patchset
 from sparkwright.pipeline.assembly import Assemble
@@ -69,37 +67,18 @@ def _of_the_candidate() -> Iterator[None]:
 class Realiser:
     """Makes the candidates between two specs.
 
-    Judges call it from several threads, and git's readers of objects serve one thread each: each thread gets
-    a repository of its own.
-
     Attributes:
-        opened: the store and the network settings.
+        access: the store, its repository and the network settings.
         options: options of builds; the architecture is each candidate's own.
         commits: the origin of upstream's commits, as for `open_source`.
     """
 
     difference: SpecDifference
     checkout: Checkout
-    opened: Access
+    access: Access
     options: BuildOptions
     commits: str = "git"
-    _own: threading.local = field(default_factory=threading.local, repr=False)
-    _repositories: list[Repository] = field(default_factory=list, repr=False)
     _bases: dict[tuple[str, str | None], str] = field(default_factory=dict, repr=False)
-
-    @property
-    def access(self) -> Access:
-        """The store, the network settings, and this thread's repository."""
-        if not hasattr(self._own, "access"):
-            self._own.access = replace(self.opened, repository=Repository(self.opened.repository.path))
-            self._repositories.append(self._own.access.repository)
-        found: Access = self._own.access
-        return found
-
-    def close(self) -> None:
-        """End the processes that reads of objects left running."""
-        for repository in self._repositories:
-            repository.close()
 
     def candidate(self, applied: frozenset[str]) -> ResolvedSpec:
         """Return the candidate with the changes *applied*."""

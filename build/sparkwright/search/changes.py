@@ -14,7 +14,7 @@ from sparkwright.search.history import UpstreamStep
 from sparkwright.search.model import Axis, Change
 from sparkwright.search.specs import ResolvedSpec
 
-AXES: tuple[Axis, ...] = ("upstream", "carries", "kernels", "requirements")
+AXES: tuple[Axis, ...] = ("upstream", "carries", "kernels")
 REORDERED = "reordered"
 KERNELS = "kernels"
 _TITLES = {
@@ -48,11 +48,6 @@ class SpecDifference:
         reached = [step.point for step in self.path if step.point.label in applied]
         point = reached[-1] if reached else start.point
         lock = start.lock if point == start.point else end.lock if point == end.point else None
-        wanted = (
-            _applied_requirements(start.requirements, end.requirements, applied)
-            if any(change.axis == "requirements" for change in self.changes)
-            else None
-        )
         return ResolvedSpec(
             text="",
             patchset=end.patchset if len(applied) == len(self.changes) else start.patchset,
@@ -60,7 +55,6 @@ class SpecDifference:
             lock=lock,
             carries=_applied_carries(start.carries, end.carries, applied),
             arch=end.arch if KERNELS in applied else start.arch,
-            requirements=wanted,
         )
 
 
@@ -68,9 +62,6 @@ def difference(
     start: ResolvedSpec, end: ResolvedSpec, path: Sequence[UpstreamStep] = (), *, axes: Collection[Axis] = ()
 ) -> SpecDifference:
     """Return what lies between two specs.
-
-    Requirements come with upstream's wheel: they are an axis of their own only where the pins are the same,
-    or where they are asked for.
 
     Args:
         start: the spec without any change.
@@ -85,12 +76,9 @@ def difference(
         "upstream": tuple(upstream_changes(path)),
         "carries": tuple(_carries(start, end)),
         "kernels": tuple(_kernels(start, end)),
-        "requirements": tuple(_requirements(start, end)),
     }
     differing = [axis for axis in AXES if found[axis]]
-    chosen = [axis for axis in differing if axis in axes] if axes else list(differing)
-    if not axes and "upstream" in chosen and "requirements" in chosen:
-        chosen.remove("requirements")
+    chosen = [axis for axis in differing if not axes or axis in axes]
     if not chosen:
         because = f"they differ in: {', '.join(differing)}" if differing else "they are the same build spec"
         raise BisectionError(
@@ -122,38 +110,6 @@ def _kernels(start: ResolvedSpec, end: ResolvedSpec) -> Iterable[Change]:
     if start.arch != end.arch:
         before, after = (f"native for {arch}" if arch else "upstream's" for arch in (start.arch, end.arch))
         yield Change(id=KERNELS, axis="kernels", title=f"kernels: {before} → {after}")
-
-
-def _requirements(start: ResolvedSpec, end: ResolvedSpec) -> Iterable[Change]:
-    if start.requirements is None or end.requirements is None:
-        return
-    before, after = _by_project(start.requirements), _by_project(end.requirements)
-    for project in sorted({*before, *after}):
-        if before.get(project) != after.get(project):
-            old, new = ("; ".join(lines.get(project, ())) or "absent" for lines in (before, after))
-            yield Change(id=f"requires:{project}", axis="requirements", title=f"{old} → {new}")
-
-
-def _applied_requirements(
-    start: Sequence[str] | None, end: Sequence[str] | None, applied: Collection[str]
-) -> tuple[str, ...]:
-    before, after = _by_project(start or ()), _by_project(end or ())
-    chosen = {
-        project: (after if f"requires:{project}" in applied else before).get(project, ())
-        for project in {*before, *after}
-    }
-    return tuple(sorted(line for lines in chosen.values() for line in lines))
-
-
-def _by_project(requirements: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    from packaging.requirements import Requirement
-    from packaging.utils import canonicalize_name
-
-    found: dict[str, tuple[str, ...]] = {}
-    for line in sorted(requirements):
-        project = canonicalize_name(Requirement(line).name)
-        found[project] = (*found.get(project, ()), line)
-    return found
 
 
 def _carries(start: ResolvedSpec, end: ResolvedSpec) -> Iterable[Change]:

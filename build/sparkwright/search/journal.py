@@ -7,25 +7,23 @@ kept: resuming and replaying are the same search over what is known.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from sparkwright.base.config import Model, json_decoder
-from sparkwright.base.errors import ConfigError, NewerFormatError
+from sparkwright.base.errors import ConfigError
 from sparkwright.base.journal import JournalFile, read_lines
 from sparkwright.search.model import Evaluation, SearchProblem
 
 FILE = "journal.jsonl"
-_FORMAT = 1
 
 
 class Begun(Model, frozen=True, tag="bisection", tag_field="kind"):
     """The first line: what is searched."""
 
     problem: SearchProblem
-    format: int = _FORMAT
 
 
 class Evaluated(Model, frozen=True, tag="evaluation", tag_field="kind"):
@@ -36,30 +34,16 @@ class Evaluated(Model, frozen=True, tag="evaluation", tag_field="kind"):
     evaluation: Evaluation
 
 
-class Stopped(Model, frozen=True, tag="stopped", tag_field="kind"):
-    """A failure of the infrastructure, which counts as no verdict."""
-
-    applied: tuple[str, ...]
-    attempt: int
-    error: str
-
-
-Record = Begun | Evaluated | Stopped
+Record = Begun | Evaluated
 Known = dict[tuple[tuple[str, ...], int], Evaluation]
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """The contents of a journal.
-
-    Attributes:
-        known: evaluations by candidate and attempt, in the order in which they ended.
-        stopped: failures of the infrastructure, in order.
-    """
+    """The contents of a journal: evaluations by candidate and attempt, in the order in which they ended."""
 
     problem: SearchProblem
-    known: Known = field(default_factory=dict)
-    stopped: tuple[Stopped, ...] = ()
+    known: Known
 
 
 class SearchJournal(JournalFile):
@@ -114,20 +98,8 @@ def read_journal(folder: Path) -> Recorded:
             raise _damaged(path, number, str(error)) from error
     if not records or not isinstance(records[0], Begun):
         raise _damaged(path, 1, "it does not say what is searched")
-    if records[0].format > _FORMAT:
-        raise NewerFormatError(
-            f"{path} cannot be read",
-            because=f"it has format {records[0].format}, and this sparkwright reads up to {_FORMAT}",
-            next_step="update sparkwright",
-        )
-    known = {
-        (record.applied, record.attempt): record.evaluation
-        for record in records
-        if isinstance(record, Evaluated)
-    }
-    return Recorded(
-        records[0].problem, known, tuple(record for record in records if isinstance(record, Stopped))
-    )
+    evaluated = (record for record in records if isinstance(record, Evaluated))
+    return Recorded(records[0].problem, {(one.applied, one.attempt): one.evaluation for one in evaluated})
 
 
 def _damaged(path: Path, line: int, why: str) -> ConfigError:

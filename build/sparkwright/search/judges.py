@@ -7,17 +7,17 @@ is served, a command what its words mention. What cannot be made is untestable, 
 from __future__ import annotations
 
 import re
+import os
 import shlex
-import threading
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import to_json
 from sparkwright.base.errors import ConfigError, ProcessError
-from sparkwright.base.process import LimitsExceeded
+from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
 from sparkwright.carries import ProbeSpec, load_carry
 from sparkwright.engine.verifier import Verifier
 from sparkwright.merge import OutcomeKind
@@ -27,15 +27,15 @@ from sparkwright.probe.runner import run_probe
 from sparkwright.search.candidates import Realiser
 from sparkwright.search.metric import MetricJudge, Sampler, parse_figure
 from sparkwright.search.model import CandidateJudge, Evaluation, StepVerdict, UntestableError
-from sparkwright.search.remote import OUTPUT, Machines, run_words
 from sparkwright.search.served import FigureSampler, Rehearsing, Serving
-from sparkwright.search.specs import ResolvedSpec
 from sparkwright.store import storing, write_atomically
 
 KINDS = (
     "probe FILE, merge [CARRY …], verify CHECK, metric NAME --worse-by SHARE [-- COMMAND …], run COMMAND …"
 )
 _PACKAGE = "vllm"
+_OUTPUT, _SPEC = "output.log", "spec.json"
+_NO_LIMIT_MIB = 1 << 40
 _UNTESTABLE = 125
 _NOT_STARTED = 126  # from here on the shell or a signal is what ended the command
 _SHARE = re.compile(r"([0-9]+(?:\.[0-9]+)?)%")
@@ -56,20 +56,14 @@ class JudgeOptions:
     Attributes:
         verifier: runs the checks.
         timeout_s: the most seconds of one run of a command.
-        build_wheel: build the wheel of each candidate for a command that does not mention ``{wheel}``.
         inverted: the start is the bad end, so that a metric's baseline is the end.
-        stop: set when the search ends, by an answer or an interrupt.
         serving: how wheels are served, instead of a rehearsal.
-        machines: other machines, which run probes, commands and rehearsals.
     """
 
     verifier: Verifier
     timeout_s: float
-    build_wheel: bool
     inverted: bool
-    stop: threading.Event = field(default_factory=threading.Event)
     serving: Serving | None = None
-    machines: Machines | None = None
 
 
 def make_judge(text: str, realiser: Realiser, options: JudgeOptions) -> CandidateJudge:
@@ -82,42 +76,35 @@ def make_judge(text: str, realiser: Realiser, options: JudgeOptions) -> Candidat
         kind, *words = shlex.split(text) or [""]
     except ValueError as error:
         raise _no_judge(text, str(error)) from error
-    _require_place(text, kind, words, options)
-    host = options.serving or Rehearsing(realiser, options.verifier, options.machines)
+    serving = options.serving
+    if serving is not None and (kind not in {"verify", "metric"} or "--" in words):
+        raise _no_judge(text, "a recipe is for 'verify CHECK' and 'metric NAME --worse-by SHARE' only")
     if kind == "probe" and len(words) == 1:
-        return _probe(text, Path(words[0]).absolute(), realiser, options)
+        return _probe(text, Path(words[0]).absolute(), realiser)
     if kind == "merge":
         return MergeJudge(realiser, tuple(words), text)
     if kind == "verify" and len(words) == 1:
+        host = serving or Rehearsing(realiser, options.verifier)
         if words[0] not in host.checks:
             raise _no_judge(text, f"the checks are {', '.join(host.checks)}")
         return CheckJudge(host, words[0], f"{text} {host}")
     if kind == "run" and words:
-        return CommandJudge(Command(tuple(words), realiser, options), text)
+        return CommandJudge(Command(tuple(words), realiser, options.timeout_s), text)
     if kind == "metric" and words:
-        return _metric(text, words, host, Command((), realiser, options))
+        return _metric(text, words, realiser, options)
     raise _no_judge(text, "it is none of the kinds of judge, or lacks its argument")
 
 
-def _require_place(text: str, kind: str, words: Sequence[str], options: JudgeOptions) -> None:
-    """Refuse a judge that a recipe says nothing to, or that the cluster of *options* cannot run."""
-    if options.serving is not None:
-        if kind not in {"verify", "metric"} or "--" in words:
-            raise _no_judge(text, "a recipe is for 'verify CHECK' and 'metric NAME --worse-by SHARE' only")
-    elif options.machines is not None and not (kind in {"probe", "run", "verify"} or "--" in words):
-        raise _no_judge(text, "on a cluster run probes, commands and the checks of a rehearsal only")
-
-
-def _probe(text: str, file: Path, realiser: Realiser, options: JudgeOptions) -> ProbeJudge:
+def _probe(text: str, file: Path, realiser: Realiser) -> ProbeJudge:
     if not file.is_file():
         raise _no_judge(text, f"there is no file {file}")
-    judge = ProbeJudge(realiser, file, text, options.stop, options.machines)
+    judge = ProbeJudge(realiser, file, text)
     if judge.spec.needs:
         raise _no_judge(text, f"the probe needs {', '.join(judge.spec.needs)}, not only the merged tree")
     return judge
 
 
-def _metric(text: str, words: Sequence[str], host: Rehearsing | Serving, command: Command) -> MetricJudge:
+def _metric(text: str, words: Sequence[str], realiser: Realiser, options: JudgeOptions) -> MetricJudge:
     name, *own = words
     given: list[str] = []
     if "--" in own:
@@ -129,15 +116,18 @@ def _metric(text: str, words: Sequence[str], host: Rehearsing | Serving, command
         raise _no_judge(text, "a metric takes --worse-by SHARE, such as 5%")
     sampler: Sampler
     if given:
-        sampler = CommandSampler(Command(tuple(given), command.realiser, command.options), name)
+        sampler = CommandSampler(Command(tuple(given), realiser, options.timeout_s), name)
         higher = not lower
     else:
         if lower:
             raise _no_judge(text, f"it is known of {name} which side is worse")
-        sampler = FigureSampler(host, parse_figure(name))
-        higher = sampler.figure.higher_is_better
-    everything = frozenset(change.id for change in command.realiser.difference.changes)
-    baseline = everything if command.options.inverted else frozenset[str]()
+        figure = parse_figure(name)
+        if options.serving is None:
+            raise _no_judge(text, "a figure is of a server on a card: add --recipe, or a command behind --")
+        sampler = FigureSampler(options.serving, figure)
+        higher = figure.higher_is_better
+    everything = frozenset(change.id for change in realiser.difference.changes)
+    baseline = everything if options.inverted else frozenset[str]()
     return MetricJudge(sampler, float(share[1]) / 100, higher, baseline)
 
 
@@ -154,15 +144,11 @@ class ProbeJudge:
     Attributes:
         file: the probe.
         name: the judge as the user gave it.
-        stop: ends a running probe.
-        machines: other machines, which run it.
     """
 
     realiser: Realiser
     file: Path
     name: str
-    stop: threading.Event
-    machines: Machines | None = None
 
     @cached_property
     def spec(self) -> ProbeSpec:
@@ -184,8 +170,10 @@ class ProbeJudge:
     def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
         """Run the probe on the candidate's merged tree."""
         del attempt
-        candidate = self.realiser.candidate(applied)
-        run = self._run(candidate)
+        access, candidate = self.realiser.access, self.realiser.candidate(applied)
+        tree, version = self.realiser.tree(candidate), candidate.point.version
+        python = prepare_environment(access.store, offline=access.settings.offline)
+        run = run_probe(access.store, python, self.file, self.spec, tree, version=version).run
         log = folder / "probe.json"
         write_atomically(log, to_json({"candidate": candidate.describe(), **to_builtins(run)}))
         if run.verdict == "passes":
@@ -197,18 +185,6 @@ class ProbeJudge:
         return Evaluation(
             verdict=StepVerdict.BAD, signature=f"fails: {last}", detail=run.message, evidence=str(log)
         )
-
-    def _run(self, candidate: ResolvedSpec) -> ProbeRun:
-        """Run the probe on the candidate's merged tree, here or on another machine."""
-        access, version = self.realiser.access, candidate.point.version
-        if self.machines is not None:
-            return self.machines.probe(access, self.realiser.merged(candidate), self.file, self.spec, version)
-        tree = self.realiser.tree(candidate)
-        python = prepare_environment(access.store, offline=access.settings.offline)
-        report = run_probe(access.store, python, self.file, self.spec, tree, version=version, stop=self.stop)
-        if self.stop.is_set():
-            raise KeyboardInterrupt
-        return report.run
 
 
 @dataclass(frozen=True)
@@ -270,7 +246,7 @@ class Command:
 
     words: tuple[str, ...]
     realiser: Realiser
-    options: JudgeOptions
+    timeout_s: float
 
     def run(self, applied: frozenset[str], folder: Path) -> tuple[int, str, Path]:
         """Return the exit status, the end of the output, and the log.
@@ -279,29 +255,23 @@ class Command:
             UntestableError: the candidate cannot be made.
             LimitsExceeded: it took too long.
         """
-        options, candidate = self.options, self.realiser.candidate(applied)
-        wheel: Path | None = None
-        if options.build_wheel or any("{wheel}" in word for word in self.words):
-            wheel = self.realiser.wheel(candidate)
+        candidate = self.realiser.candidate(applied)
+        tree = str(self.realiser.tree(candidate))
+        wheel = ""
+        if any("{wheel}" in word for word in self.words):
+            wheel = str(self.realiser.wheel(candidate))
         with storing(f"writing to {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
-        described = candidate.described
-        try:
-            if options.machines is not None:
-                status, output = options.machines.command(
-                    self.realiser.access, self.realiser.merged(candidate), self.words, described, folder,
-                    wheel=wheel, timeout_s=options.timeout_s,
-                )  # fmt: skip
-            else:
-                status, output = run_words(
-                    self.words, self.realiser.tree(candidate), described, folder, wheel=wheel,
-                    cwd=Path.cwd(), timeout_s=options.timeout_s, stop=options.stop,
-                )  # fmt: skip
-        except LimitsExceeded as error:
-            if options.stop.is_set():
-                raise KeyboardInterrupt from error
-            raise
-        return status, output, folder / OUTPUT
+        write_atomically(folder / _SPEC, to_json(candidate.described))
+        variables = {"SPARKWRIGHT_TREE": tree, "SPARKWRIGHT_SPEC": str(folder / _SPEC)}
+        done = run_limited(
+            [word.replace("{wheel}", wheel).replace("{tree}", tree) for word in self.words],
+            limits=ProcessLimits(self.timeout_s, _NO_LIMIT_MIB),
+            cwd=Path.cwd(),
+            env={**os.environ, **variables, **({"SPARKWRIGHT_WHEEL": wheel} if wheel else {})},
+            log=folder / _OUTPUT,
+        )
+        return done.status, done.stderr, folder / _OUTPUT
 
 
 @dataclass(frozen=True)

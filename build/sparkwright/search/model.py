@@ -14,7 +14,7 @@ from sparkwright.base.config import Model
 CONFIDENCE, MOST_RUNS = 0.95, 64
 """Of an answer at which a search ends, and of repetitions of one candidate, unless others are given."""
 
-Axis = Literal["upstream", "carries", "kernels", "requirements"]
+Axis = Literal["upstream", "carries", "kernels"]
 Role = Literal["bad end", "good end", "search", "check"]
 
 
@@ -79,8 +79,6 @@ class SearchProblem(Model, frozen=True):
         end: the spec with all changes, in words.
         changes: the difference between both.
         direction: "broke" if the start is good and the end is bad; "fixed" if the start is bad.
-        question: "adds" for the changes that make the difference when added to the start; "removes" for those
-            whose removal from the end takes it back (of a broken end: what would mend it).
         deterministic: the judge gives the same verdict each time, so that one run of each end is enough.
         weights: by id of a change, how much more it is suspected than another of its axis; 1 where missing.
         any_failure: every failure counts as the one being chased, which is the bad end's otherwise.
@@ -95,7 +93,6 @@ class SearchProblem(Model, frozen=True):
     judge: str
     changes: tuple[Change, ...]
     direction: Literal["broke", "fixed"] = "broke"
-    question: Literal["adds", "removes"] = "adds"
     deterministic: bool = False
     weights: dict[str, float] = msgspec.field(default_factory=dict)
     any_failure: bool = False
@@ -185,10 +182,7 @@ class SearchResult(Model, frozen=True):
 
 
 class CandidateJudge(Protocol):
-    """Judge of candidates; an error of the infrastructure is raised, never a verdict.
-
-    `evaluate` is called from several threads at once where more than one job was asked for.
-    """
+    """Judge of candidates; an error of the infrastructure is raised, never a verdict."""
 
     @property
     def name(self) -> str:

@@ -19,20 +19,17 @@ from sparkwright.base.errors import (
     ServerError,
     StorageError,
 )
-from sparkwright.distributed import Done, bring_files
+from sparkwright.base.events import emit
+from sparkwright.distributed import Done, TaskLostError, bring_files
+from sparkwright.distributed.cluster import Cluster, ThisMachine
 from sparkwright.engine.findings import Finding
-from sparkwright.engine.outcomes import CheckOutcome, error_line
-from sparkwright.engine.server import ServerFailedError
+from sparkwright.engine.outcomes import CheckOutcome
 from sparkwright.engine.verifier import CheckRequest, CheckResult, Verifier
-from sparkwright.merge import MergeReport
-from sparkwright.pipeline import Job
 from sparkwright.rehearsal import DEFAULT, RehearsalOptions, rehearse
 from sparkwright.rehearsal.model import PARITY
-from sparkwright.rehearsal.run import serve_exact
 from sparkwright.search.candidates import Realiser
 from sparkwright.search.metric import SWEEP, NamedFigure
 from sparkwright.search.model import UntestableError
-from sparkwright.search.remote import Machines
 from sparkwright.store import storing, write_atomically
 
 # One start is one sample: more requests of one start make it no surer.
@@ -48,16 +45,10 @@ _UNREACHABLE = re.compile(
 
 @dataclass(frozen=True)
 class Rehearsing:
-    """Candidates' Python on a CPU: checks on this machine's or another's, figures on this one's.
-
-    Attributes:
-        verifier: runs the checks.
-        machines: other machines, which rehearse.
-    """
+    """Candidates' Python on this machine's CPU, for the checks of a rehearsal."""
 
     realiser: Realiser
     verifier: Verifier
-    machines: Machines | None = None
 
     @property
     def checks(self) -> Sequence[str]:
@@ -74,50 +65,20 @@ class Rehearsing:
         Raises:
             UntestableError: the candidate cannot be merged, or there is no wheel for the CPU.
         """
-        job, report = self._merged(applied)
+        candidate = self.realiser.candidate(applied)
+        if candidate.point.commit:
+            raise UntestableError("upstream has wheels for the CPU of releases only")
+        report = self.realiser.merged(candidate)
         options = RehearsalOptions(
             checks=(check,),
             offline=self.realiser.access.settings.offline,
             out=folder / "rehearsal",
             against_pristine=check == PARITY,
         )
-        if self.machines is not None:
-            result = self.machines.rehearse(job, report, options)
-        else:
-            result = rehearse(job, report, self.verifier, options)
+        result = rehearse(self.realiser.exact_job(candidate), report, self.verifier, options)
         if not result.exact:
             raise UntestableError(f"there is no wheel for the CPU of {report.version}")
         return next(one for one in result.checks if one.name == check), result.report
-
-    def measure(self, applied: frozenset[str], level: int, folder: Path) -> Sequence[Finding]:
-        """Return the findings of a sweep of one start, with *level* requests at a time.
-
-        Raises:
-            UntestableError: it cannot be merged or started, or there is no wheel for the CPU.
-        """
-        job, report = self._merged(applied)
-        served = serve_exact(job, report)
-        if served is None:
-            raise UntestableError(f"there is no wheel for the CPU of {report.version}")
-        request = CheckRequest(
-            recipe=str(served.recipe),
-            vllm=served.python,
-            profile=_SAMPLE,
-            checks=(SWEEP,),
-            categories=("code",),
-            levels=(level,),
-        )
-        try:
-            return self.verifier.run(request, folder)
-        except ServerFailedError as error:
-            raise UntestableError(f"the server did not start: {error_line(error)}") from error
-
-    def _merged(self, applied: frozenset[str]) -> tuple[Job, MergeReport]:
-        candidate = self.realiser.candidate(applied)
-        if candidate.point.commit:
-            raise UntestableError("upstream has wheels for the CPU of releases only")
-        report = self.realiser.merged(candidate)
-        return self.realiser.exact_job(candidate), report
 
 
 @dataclass(frozen=True)
@@ -125,14 +86,14 @@ class Serving:
     """Candidates' wheels, served by a recipe.
 
     Attributes:
-        machines: run the servers.
+        machines: run the servers: other ones, or this one.
         recipe: a recipe's name or file.
         verifier: runs the checks.
         profile: how much is measured; by what is judged if it is empty.
     """
 
     realiser: Realiser
-    machines: Machines
+    machines: Cluster | ThisMachine
     recipe: str
     verifier: Verifier
     profile: str = ""
@@ -147,7 +108,8 @@ class Serving:
         path = Path(self.recipe)
         digest = f" ({sha256_file(path)[:12]})" if path.suffix == ".toml" and path.is_file() else ""
         profile = f", {self.profile}" if self.profile else ""
-        return f"on {self.machines} with {path.name}{digest}{profile}"
+        machines = self.machines.address.name if isinstance(self.machines, Cluster) else "this machine"
+        return f"on {machines} with {path.name}{digest}{profile}"
 
     def check(self, applied: frozenset[str], check: str, folder: Path) -> tuple[CheckOutcome, str]:
         """Return the outcome of one check of the candidate's server, and where all of them are.
@@ -185,24 +147,30 @@ class Serving:
             levels=levels,
             offline=self.realiser.access.settings.offline,
         )
-        store = self.machines.cluster.store
+        store, found = self.machines.store, list[CheckResult]()
 
-        def take(done: Done) -> CheckResult | None:
-            return convert(done.value, CheckResult) if bring_files(store, done.files, folder) else None
+        def take(done: Done) -> bool:
+            result = convert(done.value, CheckResult)
+            if not bring_files(store, done.files, folder):
+                return False
+            found.append(result)
+            emit("step.finished", machine=done.machine, seconds=round(done.seconds, 3))
+            return True
 
         try:
             asked = self.verifier.task(store, request, f"run-{secrets.token_hex(8)}")
         except ConfigError as error:  # the candidate's release has no locked runtime
             raise UntestableError(str(error)) from error
         try:
-            result = self.machines.do(asked, take)
-        except (EnvironmentSetupError, IncompatibleOptionsError, LockMismatchError) as error:
+            self.machines.run([asked], take)
+        except (EnvironmentSetupError, IncompatibleOptionsError, LockMismatchError, TaskLostError) as error:
             raise UntestableError(str(error)) from error
         except ServerError as error:  # of an installation: a full disk says nothing of the wheel
             for kind, pattern in ((StorageError, _FULL), (FetchError, _UNREACHABLE)):
                 if pattern.search(error.because):
                     raise kind(error.what, because=error.because, next_step=error.next_step) from error
             raise UntestableError(str(error)) from error
+        (result,) = found
         with storing(f"writing to {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / _JUDGED, to_json(to_builtins(result)))
@@ -213,7 +181,7 @@ class Serving:
 class FigureSampler:
     """A figure of one start of a candidate's server."""
 
-    host: Rehearsing | Serving
+    host: Serving
     figure: NamedFigure
 
     @property

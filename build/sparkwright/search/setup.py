@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,10 +18,9 @@ from sparkwright.pipeline.options import BuildOptions
 from sparkwright.search.candidates import Realiser
 from sparkwright.search.changes import difference, weigh
 from sparkwright.search.history import UpstreamStep, upstream_steps
-from sparkwright.search.judges import CommandSampler, JudgeOptions, MergeJudge, ProbeJudge, make_judge
+from sparkwright.search.judges import JudgeOptions, MergeJudge, ProbeJudge, make_judge
 from sparkwright.search.metric import MetricJudge
 from sparkwright.search.model import Axis, CandidateJudge, SearchProblem
-from sparkwright.search.remote import Machines
 from sparkwright.search.served import Serving
 from sparkwright.search.specs import ResolvedSpec, Resolver
 from sparkwright.upstream import Access, open_source
@@ -40,15 +38,13 @@ class SearchOptions:
         carries: names of carries that alone are taken of both ends, with what they require; all by default.
         commits: a repository whose commits are the points between two pins; releases are if it is empty.
         find_fix: the bad end is the older one.
-        mend: name what would mend the bad end rather than what breaks the good one.
         any_failure: every failure counts as the one searched for; signatures are not compared.
         deterministic: the judge gives one candidate the same verdict each time.
         repeat: the most repetitions of one candidate.
         timeout_s: the most seconds of one run of a command.
-        build_wheel: build each candidate's wheel for a command.
         recipe: what candidates' wheels are served by; their Python is rehearsed on the CPU if it is empty.
         profile: how much is measured then.
-        cluster: address of other machines that run the steps; they run here if it is empty.
+        cluster: address of other machines whose cards serve the wheels; this one's does if it is empty.
         command: the words of the command line that repeat this search.
     """
 
@@ -59,12 +55,10 @@ class SearchOptions:
     carries: tuple[str, ...]
     commits: str
     find_fix: bool
-    mend: bool
     any_failure: bool
     deterministic: bool
     repeat: int
     timeout_s: float
-    build_wheel: bool
     recipe: str
     profile: str
     cluster: str
@@ -73,23 +67,11 @@ class SearchOptions:
 
 @dataclass(frozen=True)
 class Search:
-    """A bisection that is ready to run; see `sparkwright.search.engine.bisect`.
-
-    Attributes:
-        alone: evaluations at the same time would disturb each other's servers.
-        used: the machines that run the steps, where these are processes of their own.
-    """
+    """A bisection that is ready to run; see `sparkwright.search.engine.bisect`."""
 
     problem: SearchProblem
     judge: CandidateJudge
     realiser: Realiser
-    stop: threading.Event
-    alone: bool
-    used: Machines | None
-
-    def machines(self) -> contextlib.AbstractContextManager[object]:
-        """Start workers on the other machines, where there are any, for the length of the block."""
-        return self.used or contextlib.nullcontext()
 
     def judge_in(self, folder: Path) -> CandidateJudge:
         """Return the judge of a bisection in *folder*, where a metric keeps its samples."""
@@ -112,7 +94,7 @@ def open_search(
         checkout, build = open_checkout(checkout.root, series), replace(build, series=series)
     arch = choose_arch(checkout.lock, build.platform, kernels=build.kernels, arch=build.arch)
     commits = options.commits or "git"
-    with access.store.scratch() as scratch, contextlib.ExitStack() as stack:
+    with access.store.scratch() as scratch:
         resolver = Resolver(checkout, access, scratch, build.series, build.patchset, arch)
         ends = [_end(resolver, text, options.carries) for text in (options.good, options.bad)]
         start, end = ends[::-1] if options.find_fix else ends
@@ -122,23 +104,11 @@ def open_search(
             steps = upstream_steps(access, source, git, start, end, commits=bool(options.commits))
         found = difference(start, end, steps, axes=options.axes)
         build = replace(build, platform=_platform(start, end, build.platform))
-        realiser = stack.enter_context(contextlib.closing(Realiser(found, checkout, access, build, commits)))
-        stop = threading.Event()
-        stack.callback(stop.set)
-        used = _machines(access, options, stop)
-        judging = JudgeOptions(
-            verifier,
-            options.timeout_s,
-            options.build_wheel,
-            inverted=options.find_fix,
-            stop=stop,
-            serving=_serving(realiser, options, used, verifier),
-            machines=used if options.cluster else None,
-        )
+        realiser = Realiser(found, checkout, access, build, commits)
+        serving = _serving(realiser, options, verifier)
+        judging = JudgeOptions(verifier, options.timeout_s, inverted=options.find_fix, serving=serving)
         judge = make_judge(options.judge, realiser, judging)
-        measured = isinstance(judge, MetricJudge) and not isinstance(judge.sampler, CommandSampler)
-        alone = measured or judging.serving is not None
-        yield Search(_problem(realiser, judge, options), judge, realiser, stop, alone, used)
+        yield Search(_problem(realiser, judge, options), judge, realiser)
 
 
 def _series_of_wheels(checkout: Checkout, options: SearchOptions) -> str:
@@ -158,29 +128,18 @@ def _end(resolver: Resolver, text: str, names: tuple[str, ...]) -> ResolvedSpec:
     return replace(spec, carries=closure(names, spec.carries)) if names else spec
 
 
-def _machines(access: Access, options: SearchOptions, stop: threading.Event) -> Machines | None:
-    """Return the machines that run the steps; this one for servers by a recipe, `None` for all else here."""
-    from sparkwright.distributed import parse_cluster
-    from sparkwright.distributed.cluster import Cluster, ThisMachine
-
-    if options.cluster:
-        if access.settings.offline:
-            raise NotInStoreError(f"{options.cluster} cannot be reached", because="the network is off")
-        return Machines(Cluster(address=parse_cluster(options.cluster), store=access.store), stop)
-    return Machines(ThisMachine(store=access.store), stop) if options.recipe else None
-
-
-def _serving(
-    realiser: Realiser, options: SearchOptions, used: Machines | None, verifier: Verifier
-) -> Serving | None:
-    if not options.recipe or used is None:
-        if options.profile:
+def _serving(realiser: Realiser, options: SearchOptions, verifier: Verifier) -> Serving | None:
+    """Return how a recipe serves candidates, on this machine's card or another's; `None` without a recipe."""
+    if not options.recipe:
+        if options.profile or options.cluster:
             raise ConfigError(
-                "a profile is for what a recipe serves",
-                because="a rehearsal on a CPU has its own",
+                "--profile and --cluster are for what a recipe serves",
+                because="everything else is judged on this machine, by code alone",
                 next_step="add --recipe NAME",
             )
         return None
+    from sparkwright.distributed import parse_cluster
+    from sparkwright.distributed.cluster import Cluster, ThisMachine
     from sparkwright.recipes import load_recipe
 
     if options.judge.startswith("metric") and "," in options.cluster:
@@ -190,7 +149,13 @@ def _serving(
             next_step="name one of them",
         )
     _ = load_recipe(options.recipe)  # an unknown or malformed one is refused before any work
-    return Serving(realiser, used, options.recipe, verifier, options.profile)
+    access = realiser.access
+    if not options.cluster:
+        return Serving(realiser, ThisMachine(store=access.store), options.recipe, verifier, options.profile)
+    if access.settings.offline:
+        raise NotInStoreError(f"{options.cluster} cannot be reached", because="the network is off")
+    machines = Cluster(address=parse_cluster(options.cluster), store=access.store)
+    return Serving(realiser, machines, options.recipe, verifier, options.profile)
 
 
 def _platform(start: ResolvedSpec, end: ResolvedSpec, otherwise: str) -> str:
@@ -223,7 +188,6 @@ def _problem(realiser: Realiser, judge: CandidateJudge, options: SearchOptions) 
         judge=name,
         changes=found.changes,
         direction="fixed" if options.find_fix else "broke",
-        question="removes" if options.mend else "adds",
         # A metric repeats its samples itself, until it is decided.
         deterministic=options.deterministic or isinstance(judge, (MergeJudge, MetricJudge, ProbeJudge)),
         weights=weigh(found.changes, suspects),

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
 
 import msgspec
 
@@ -25,9 +24,7 @@ from sparkwright.git import Repository, check_out
 from sparkwright.lock import Lock, read_lock
 from sparkwright.lock.model import LOCK_NAME
 from sparkwright.pipeline.checkout import Checkout, lock_name, open_checkout, series_names
-from sparkwright.store import storing
 from sparkwright.upstream import Access
-from sparkwright.upstream.download import MOST_WHEEL_BYTES
 from sparkwright.wheel import WheelName
 
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
@@ -69,8 +66,6 @@ class ResolvedSpec:
         carries: the carries on the point, in order.
         lock: the pin with all of its digests; `None` if only the tree is known so far.
         arch: architecture of native kernels; `None` where upstream's are taken.
-        requirements: the values of Requires-Dist, sorted; `None` where there is no wheel to read them from,
-            and for a candidate that has those of its point's own wheel.
         merged: id of the merged tree that a wheel states; empty for other specs.
         platform: the machine that a wheel is for; empty for other specs.
     """
@@ -81,7 +76,6 @@ class ResolvedSpec:
     carries: tuple[Carry, ...]
     lock: Lock | None = None
     arch: str | None = None
-    requirements: tuple[str, ...] | None = None
     merged: str = ""
     platform: str = ""
 
@@ -93,7 +87,6 @@ class ResolvedSpec:
             "commit": self.point.commit,
             "carries": [{"name": one.name, "content": one.content_id(version)} for one in self.carries],
             "arch": self.arch,
-            "requirements": list(self.requirements) if self.requirements is not None else None,
         }
 
     @property
@@ -159,7 +152,7 @@ class Resolver:
         Raises:
             BisectionError: it names nothing, or what it names cannot be had.
         """
-        if text.split("?", maxsplit=1)[0].endswith(".whl"):
+        if text.endswith(".whl"):
             return self._wheel(text)
         if text == ".":
             return self._of(text, self.checkout, self.patchset)
@@ -217,7 +210,9 @@ class Resolver:
         from sparkwright.wheel.recorded import POINT, RECORD_FOLDER
         from sparkwright.wheel.stamp import header
 
-        path = self._local(text)
+        path = Path(text).absolute()
+        if not path.is_file():
+            raise BisectionError(f"there is no wheel {text}", next_step=_NEXT)
         with open_archive(path) as archive:
             try:
                 name = parse_name(path.name)
@@ -227,61 +222,18 @@ class Resolver:
                 if not tags:
                     raise
                 name = parse_name(f"{found[0].partition('.dist-info/')[0]}-{tags[0]}.whl")
-            requires = tuple(sorted(header(archive.read(f"{name.dist_info}/METADATA"), "Requires-Dist")))
             member = f"{name.dist_info}/{RECORD_FOLDER}/{POINT}"
             if member not in archive.members:
-                return self._stock_wheel(text, name, requires)
+                return self._stock_wheel(text, name)
             try:
                 recorded = decode_json(archive.read(member), _Recorded)
             except msgspec.MsgspecError as error:
                 raise BisectionError(
                     f"the build spec of {path.name} cannot be read", because=f"{member}: {error}"
                 ) from error
-        return self._recorded(text, path.name, recorded, requires)
+        return self._recorded(text, path.name, recorded)
 
-    def _local(self, text: str) -> Path:
-        """Return the file of a wheel, fetched where *text* is an address."""
-        parts = urlsplit(text)
-        if parts.scheme in {"http", "https"}:
-            return self._download(text, Path(unquote(parts.path)).name)
-        path = Path(unquote(parts.path) if parts.scheme == "file" else text).absolute()
-        if not path.is_file():
-            raise BisectionError(f"there is no wheel {text}", next_step=_NEXT)
-        return path
-
-    def _download(self, url: str, filename: str) -> Path:
-        from sparkwright.upstream.network import fetch_failed, open_session, retrying
-
-        settings, by_hand = self.access.settings, "give the file itself"
-        if settings.offline:
-            raise BisectionError(
-                f"{filename} cannot be fetched", because="the network is off", next_step=by_hand
-            )
-        target = self.scratch / filename
-
-        def fetch() -> None:
-            with session.get(url, timeout=settings.timeout_s, stream=True) as response:
-                response.raise_for_status()
-                with storing(f"writing {filename}"), target.open("wb") as sink:
-                    for piece in response.iter_content(1 << 20):
-                        sink.write(piece)
-                        if sink.tell() > MOST_WHEEL_BYTES:
-                            raise BisectionError(
-                                f"{filename} was not fetched",
-                                because=f"it has more than {MOST_WHEEL_BYTES >> 30} GiB, which no wheel has",
-                                next_step=by_hand,
-                            )
-
-        with open_session(settings) as session:
-            try:
-                retrying(settings, f"download {filename}")(fetch)
-            except SparkwrightError:
-                raise
-            except Exception as error:
-                raise fetch_failed(filename, error) from error
-        return target
-
-    def _stock_wheel(self, text: str, name: WheelName, requires: tuple[str, ...]) -> ResolvedSpec:
+    def _stock_wheel(self, text: str, name: WheelName) -> ResolvedSpec:
         """Return the end that an upstream wheel is: its release without carries."""
         version = name.version
         if not _RELEASE.fullmatch(version):
@@ -291,11 +243,9 @@ class Resolver:
                 next_step=_NEXT,
             )
         lock = next((one for one in self.checkout.locks() if one.release.version == version), None)
-        return ResolvedSpec(text, "", UpstreamPoint(version), (), lock, None, requires, platform=name.machine)
+        return ResolvedSpec(text, "", UpstreamPoint(version), (), lock, platform=name.machine)
 
-    def _recorded(
-        self, text: str, filename: str, recorded: _Recorded, requires: tuple[str, ...]
-    ) -> ResolvedSpec:
+    def _recorded(self, text: str, filename: str, recorded: _Recorded) -> ResolvedSpec:
         described = recorded.point
         lock = self._lock_of(filename, described.pin)
         version = lock.release.version
@@ -317,7 +267,6 @@ class Resolver:
             carries,
             lock,
             arch,
-            requires,
             recorded.merge.get("merged", ""),
             recorded.platform,
         )

@@ -92,19 +92,15 @@ class _Search:
     def __init__(self, problem: SearchProblem) -> None:
         self.problem = problem
         self.changes = Changes(problem)
-        removes = problem.question == "removes"
-        self.space = Changes(problem, backwards=True) if removes else self.changes
-        self.all = frozenset(self.changes.order)
-        self.removes = removes
-        self.shows_bad = (problem.direction == "broke") != removes
+        self.shows_bad = problem.direction == "broke"
         self.signature: str | None = None  # of the failure being chased: that of the bad end
         self.verdicts: dict[frozenset[str], list[StepVerdict]] = {}
         self.steps: list[SearchStep] = []
         self.upstream = {change.id for change in problem.changes if change.axis == "upstream"}
 
     def run(self) -> Questions:
-        broke = self.problem.direction == "broke"
-        bad_end, good_end = (self.all, frozenset[str]()) if broke else (frozenset[str](), self.all)
+        old_end, new_end = frozenset[str](), frozenset(self.changes.order)
+        bad_end, good_end = (new_end, old_end) if self.shows_bad else (old_end, new_end)
         calibration, noise = yield from calibrate(
             self.problem, lambda: self._run(bad_end, "bad end"), lambda: self._run(good_end, "good end")
         )
@@ -149,10 +145,6 @@ class _Search:
         self.steps.append(step)
         return step
 
-    def _candidate(self, subset: frozenset[str]) -> frozenset[str]:
-        """Return what is applied when *subset* is added to the start, or removed from the end; and back."""
-        return self.all - subset if self.removes else subset
-
     def _given_up(self, applied: frozenset[str]) -> bool:
         """Tell if the runs of the candidate show that it cannot be tested."""
         past = self.verdicts.get(applied, [])
@@ -161,9 +153,8 @@ class _Search:
     def _tries(self) -> int:
         return 1 if self.problem.deterministic else 2
 
-    def _observe(self, subset: frozenset[str], left: float) -> Generator[Question, Evaluation, bool | None]:
+    def _observe(self, applied: frozenset[str], left: float) -> Generator[Question, Evaluation, bool | None]:
         """Judge a candidate until it gives one verdict: true for bad; `None` if it cannot be tested."""
-        applied = self._candidate(subset)
         for _ in range(self._tries()):
             step = yield from self._run(applied, "search", left)
             if step.verdict not in _UNTESTABLE:
@@ -171,10 +162,9 @@ class _Search:
         return None
 
     def _shows(
-        self, subset: frozenset[str], *, role: Role = "search"
+        self, applied: frozenset[str], *, role: Role = "search"
     ) -> Generator[Question, Evaluation, bool | None]:
         """Judge a candidate until it is certain that it shows the difference, or does not; else `None`."""
-        applied = self._candidate(subset)
         while not self._given_up(applied):
             past = self.verdicts.get(applied, [])
             if StepVerdict.BAD in past:
@@ -192,10 +182,10 @@ class _Search:
         """Find a smallest set that shows the difference; see the head of this module."""
         self.unit_of: dict[str, tuple[str, ...]] = {}
         kept: tuple[str, ...] = ()
-        pool = self.space.order
+        pool = self.changes.order
         confidence = 1.0
         while True:
-            base = self.space.close(kept)
+            base = self.changes.close(kept)
             pool = tuple(name for name in pool if name not in base)
             if not pool:  # all that was left has been kept
                 return (yield from self._conclude(base, confidence))
@@ -207,7 +197,7 @@ class _Search:
                 among = yield from self._split(before, among)
             kept = (*kept, *among)
             pool = pool[: located.first - 1]
-            closed = self.space.close(kept)
+            closed = self.changes.close(kept)
             shows = yield from self._shows(closed, role="check")
             if shows:
                 return (yield from self._conclude(closed, confidence))
@@ -222,10 +212,10 @@ class _Search:
         """Return those of *among* that matter on top of *before*; the inseparable become one unit."""
         inseparable = set(among) <= self.upstream  # of commits there are no other subsets
         if not inseparable:
-            found = yield from ddmin(self.space, among, before, self._shows)
+            found = yield from ddmin(self.changes, among, before, self._shows)
             among = tuple(name for name in among if name in found)
             for name in among:
-                smaller = self.space.without(found, (name,))
+                smaller = self.changes.without(found, (name,))
                 inseparable |= bool(smaller) and (yield from self._shows(before | smaller)) is None
         if inseparable:
             self.unit_of |= dict.fromkeys(among, among)
@@ -237,13 +227,12 @@ class _Search:
 
     def _locate(self, base: frozenset[str], pool: Sequence[str]) -> Generator[Question, Evaluation, Located]:
         """Find the change of *pool* with which its beginning shows the difference on top of *base*."""
-        weight = dict(zip(self.space.order, self.space.weights, strict=True))
+        weight = dict(zip(self.changes.order, self.changes.weights, strict=True))
         posterior = Posterior([weight[name] for name in pool], self.noise, self.shows_bad)
         untestable = set[int]()
         for applied, past in self.verdicts.items():
-            subset = self._candidate(applied)
-            position = len(subset) - len(base)
-            if 0 < position < len(pool) and subset == base.union(pool[:position]):
+            position = len(applied) - len(base)
+            if 0 < position < len(pool) and applied == base.union(pool[:position]):
                 if self._given_up(applied):
                     untestable.add(position)
                 for verdict in past:
@@ -262,9 +251,9 @@ class _Search:
         """Leave out what is not needed of *subset*, which shows the difference."""
         while True:
             unclear = False
-            units = self._units(self.space.heads(subset))
+            units = self._units(self.changes.heads(subset))
             for unit in units:
-                smaller = self.space.without(subset, unit)
+                smaller = self.changes.without(subset, unit)
                 shows = (yield from self._shows(smaller, role="check")) if smaller else False
                 if shows:
                     subset = smaller
@@ -272,7 +261,7 @@ class _Search:
                 unclear |= shows is None
             else:
                 break
-        good = frozenset[str]() if unclear else self.space.without(subset, units[0])
+        good = frozenset[str]() if unclear else self.changes.without(subset, units[0])
         return (yield from self._result(units, confidence, good, subset, unclear=unclear))
 
     def _result(
@@ -285,8 +274,7 @@ class _Search:
         unclear: bool = False,
     ) -> Questions:
         """Return the answer, if repetitions of its good candidate do not refute it."""
-        pair = self._candidate(with_it), self._candidate(without)
-        bad, good = pair if self.shows_bad else pair[::-1]
+        bad, good = (with_it, without) if self.shows_bad else (without, with_it)
         if self.calibration.repetitions > 1:
             for _ in range(self.calibration.repetitions):
                 if (yield from self._run(good, "check")).verdict is StepVerdict.BAD:

@@ -24,8 +24,8 @@ class Changes:
         weights: prior probability of each, in that order; they sum to 1.
     """
 
-    def __init__(self, problem: SearchProblem, *, backwards: bool = False) -> None:
-        """Sort the changes of *problem*; *backwards*, each requires those that require it.
+    def __init__(self, problem: SearchProblem) -> None:
+        """Sort the changes of *problem*.
 
         Raises:
             BisectionError: there is no change, or two have the same id.
@@ -42,10 +42,6 @@ class Changes:
             twice = next(name for name, count in Counter(ids).items() if count > 1)
             raise BisectionError("the changes cannot be searched", because=f"two of them are called {twice}")
         self._requires = _requirements(problem)
-        if backwards:
-            self._requires = {
-                name: frozenset(other for other in ids if name in self._requires[other]) for name in ids
-            }
         prior = _prior(problem)
         self.order = _sorted(self._requires, prior)
         self.weights = tuple(prior[name] for name in self.order)

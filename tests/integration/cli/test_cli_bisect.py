@@ -12,7 +12,7 @@ import pytest
 from bisect_kit import DOUBLED, PROBE, commit, git, judge, patch_twice
 from kit import UpstreamRepository
 from tiny_release import CLAMP, SOURCES, make_tiny
-from wheelkit import sha256, spoil, unpack
+from wheelkit import spoil, unpack
 from world import World, files_below
 
 from sparkwright.base.errors import BisectionError, ConfigError, ProcessError
@@ -55,16 +55,15 @@ def changed_record(world: World, change: Callable[[list[dict[str, Any]]], object
     return spoil(built(world), world.folder / "changed", spoil_record, record=False)
 
 
-@pytest.mark.parametrize("jobs", [1, 3])
-def test_a_carry_between_two_commits_is_named(patched: World, jobs: int) -> None:
+def test_a_carry_between_two_commits_is_named(patched: World) -> None:
     before = {path: time for path, time in files_below(patched.root).items() if not path.startswith(".")}
-    ran = patched.good("bisect", "HEAD~1", "HEAD", "--judge", judge(patched), "--json", f"-j{jobs}")
+    ran = patched.good("bisect", "HEAD~1", "HEAD", "--judge", judge(patched), "--json")
     assert ran.json["kind"] == "culprit"
     assert culprits(ran) == ["doubled:added"]
     after = {path: time for path, time in files_below(patched.root).items() if not path.startswith(".")}
     assert after == before, "the work tree is as it was"
     folder = Path(ran.json["folder"])
-    assert {"report.html", "report.md", "report.json", "journal.jsonl"} <= {p.name for p in folder.iterdir()}
+    assert {"report.md", "journal.jsonl"} <= {path.name for path in folder.iterdir()}
 
 
 def test_the_same_command_again_judges_nothing(patched: World) -> None:
@@ -144,7 +143,7 @@ def test_a_wheel_cannot_name_a_carry_elsewhere(patched: World, name: str) -> Non
     assert "carries[" in ran.json["error"]["because"]
 
 
-@pytest.mark.parametrize("spec", ["nonsense", "1.2.0-x.whl", "spark@later", "--all", "0123456789"])
+@pytest.mark.parametrize("spec", ["nonsense", "1.2.0-x.whl", "https://127.0.0.1/x.whl", "spark@later", "--all", "0123456789"])
 def test_what_names_no_build_spec_is_refused(patched: World, spec: str) -> None:
     ran = patched.call("bisect", "--judge", "merge", "--json", "--", spec, "HEAD")
     assert ran.status == BisectionError.exit_code
@@ -272,11 +271,6 @@ def test_a_wheel_is_built_only_where_a_command_mentions_it(patched: World) -> No
     stated, given = ran.json["detail"].split()
     assert stated == given
     assert unpack(Path(given))["vllm/clamp.py"].decode() == DOUBLED
-    digest = sha256(Path(given))
-    ran = patched.good(
-        *words, "--try=doubled:added", "--wheel", "--judge", f'run {sys.executable} -c "{show}"'
-    )
-    assert sha256(Path(ran.json["detail"])) == digest, "the wheel of a candidate is built once"
 
 
 def test_a_pair_that_does_not_merge_is_untestable_and_the_conflict_is_told(patched: World) -> None:
