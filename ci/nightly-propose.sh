@@ -1,5 +1,13 @@
 #!/usr/bin/env bash
-# Push the branch for the night that was recorded last, and open or update its pull request.
+# Push the branches for the night that was recorded last, and open or update their pull requests.
 set -euo pipefail
 make --quiet .venv/.ready
-.venv/bin/sparkwright nightly --propose-last --push --open-pr "$@"
+.venv/bin/sparkwright nightly --propose-last --push "$@"
+git for-each-ref --format='%(refname:short)' refs/heads/sparkwright/ | while read -r branch; do
+    texts=(--title "$(git log -1 --format=%s "$branch")" --body-file .sparkwright/nightly/report.md)
+    if [ -n "$(gh pr list --head "$branch" --state open --json url --jq '.[].url')" ]; then
+        gh pr edit "$branch" "${texts[@]}"
+    else
+        gh pr create --head "$branch" "${texts[@]}"
+    fi
+done

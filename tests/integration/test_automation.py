@@ -193,3 +193,37 @@ def test_systemd_accepts_the_units(tmp_path):
 def test_systemd_finds_a_planted_fault(tmp_path, right, wrong):
     done = verify_units(tmp_path, **{right: wrong})
     assert "sparkwright-nightly" in done.stderr
+
+
+# The script that proposes, with programs in place of sparkwright and gh -----------------------
+
+GH = """\
+#!/bin/sh
+printf '%s\\n' "$*" >>gh-calls
+case "$2" in list) echo "$LISTED" ;; esac
+"""
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_pull_request_is_opened_once_and_then_edited(tmp_path: Path, known: bool) -> None:
+    for folder, name, text in ((".venv/bin", "sparkwright", PROGRAM), ("programs", "gh", GH)):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / name).write_text(text)
+        (tmp_path / folder / name).chmod(0o755)
+    (tmp_path / "Makefile").write_text(".venv/.ready:\n\t@touch $@\n")
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@localhost"]
+    for words in (["init", "--quiet"], ["commit", "--quiet", "--allow-empty", "-m", "Pin; $(touch evil) vLLM"]):
+        subprocess.run([*git, *words], cwd=tmp_path, check=True)
+    subprocess.run(["git", "branch", "sparkwright/1.3.0"], cwd=tmp_path, check=True)
+    environment = {
+        "PATH": f"{tmp_path / 'programs'}:{os.environ['PATH']}",
+        "STATUS": "0",
+        "WROTE": "yes",
+        "LISTED": "https://forge.example/pull/5" if known else "",
+    }
+    subprocess.run([ROOT / "ci" / "nightly-propose.sh"], cwd=tmp_path, env=environment, check=True)
+    assert (tmp_path / "calls").read_text() == "nightly --propose-last --push\n"
+    _, call = (tmp_path / "gh-calls").read_text().splitlines()
+    given = "edit sparkwright/1.3.0" if known else "create --head sparkwright/1.3.0"
+    assert call == f"pr {given} --title Pin; $(touch evil) vLLM --body-file .sparkwright/nightly/report.md"
+    assert not (tmp_path / "evil").exists()

@@ -1,9 +1,7 @@
 """Proposals in a real clone: what they commit, what they leave alone, and whose work they respect."""
 
-import json
 import os
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +14,11 @@ from kit import make_tree
 from tiny_release import CLAMP, make_tiny
 from world import World, make_world
 
-from sparkwright.base.errors import ConfigError, NeedsPersonError, ProcessError, ToolError
+from sparkwright.base.errors import ConfigError, NeedsPersonError, ProcessError
 from sparkwright.carries import load_carries
 from sparkwright.git import open_clone, open_repository
 from sparkwright.lock.model import read_lock
 from sparkwright.merge import MergeRequest, OutcomeKind, merge_patchset
-from sparkwright.nightly.deliver import open_pull_request
 from sparkwright.nightly.model import Judgement
 from sparkwright.nightly.propose import BASE_TRAILER, Proposal, Proposer
 from sparkwright.probe import ProbeVerdict, Proof
@@ -402,47 +399,3 @@ def test_a_remote_that_is_not_there_is_an_error(project):
     with pytest.raises(ProcessError):
         project.proposer.clone.push(BRANCH, "nowhere", key=BASE_TRAILER)
 
-
-GH = """\
-#!{python}
-import json, pathlib, sys
-log = pathlib.Path({log!r})
-with log.open("a") as out:
-    out.write(json.dumps([sys.argv[1:], sys.stdin.read()]) + "\\n")
-if sys.argv[1:3] == ["pr", "list"]:
-    print({listed!r})
-elif sys.argv[1:3] == ["pr", "create"]:
-    print("https://forge.example/pull/5")
-"""
-
-
-def fake_gh(folder: Path, listed: str) -> Path:
-    """A program of that name that writes down its arguments and its input, as gh would be called."""
-    folder.mkdir()
-    log = folder / "log"
-    program = folder / "gh"
-    program.write_text(GH.format(python=sys.executable, log=str(log), listed=listed))
-    program.chmod(0o755)
-    return log
-
-
-@pytest.mark.parametrize("known", [False, True])
-def test_a_pull_request_is_opened_once_and_then_edited(tmp_path, monkeypatch, known):
-    listed = '[{"url": "https://forge.example/pull/5"}]' if known else "[]"
-    log = fake_gh(tmp_path / "bin", listed)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=os.pathsep)
-    body = "a\n'; rm -rf $HOME #"
-    address = open_pull_request(tmp_path, BRANCH, title="Follow; $(id)", body=body)
-    assert address == "https://forge.example/pull/5"
-    calls = [json.loads(line) for line in log.read_text().splitlines()]
-    assert [words[:2] for words, _ in calls] == [["pr", "list"], ["pr", "edit" if known else "create"]]
-    words, text = calls[1]
-    assert text == body
-    assert "Follow; $(id)" in words
-    assert (BRANCH in words) != known
-
-
-def test_without_gh_there_is_one_clear_error(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ToolError, match="gh"):
-        open_pull_request(tmp_path, BRANCH, title="x", body="y")

@@ -5,7 +5,6 @@ from typing import Any
 from sparkwright.merge import Hazard, OutcomeKind
 from sparkwright.nightly.model import (
     NIGHT_FORMAT,
-    ArchMove,
     CarryNight,
     Judgement,
     Mark,
@@ -13,7 +12,6 @@ from sparkwright.nightly.model import (
     NightBuild,
     NightCheck,
     NightVerdict,
-    PinMove,
     PullChange,
     Standing,
     TargetNight,
@@ -150,15 +148,6 @@ def eventful() -> Night:
         *carries,
         build=built(left_out=("carry-conflict", "carry-broken-probe")),
         rehearsal=NightCheck(status="passed", report="/srv/rehearsal/report.html", seconds=143.0),
-        pins=(
-            PinMove(name="torch", before="2.11.0", after="2.12.0", declared_in="requirements/cuda.txt"),
-            PinMove(name="flashinfer-python", before="", after="0.7.1", declared_in="requirements/cuda.txt"),
-        ),
-        archs=(
-            ArchMove(
-                name="SCALED_MM_ARCHS", declared_in="CMakeLists.txt", added=("12.1a",), removed=("12.0a",)
-            ),
-        ),
         seconds=31.2,
     )
     tip = target("1.3.1.dev7+g8a8a8a8a8", kind="commit", commit="8a" * 20, wheel=False, history=True)
@@ -203,8 +192,6 @@ def hostile() -> Night:
         build=NightBuild(status="failed", reason=EVIL),
         rehearsal=NightCheck(status="failed", reason=EVIL, report="javascript:alert(1)"),
         tests=NightCheck(status="failed", reason=EVIL, flaky=(EVIL,)),
-        pins=(PinMove(name=EVIL, before=EVIL, after=EVIL, declared_in=EVIL),),
-        archs=(ArchMove(name=EVIL, declared_in=EVIL, added=(EVIL,), removed=(EVIL,)),),
     )
     pull = PullChange(
         number=7, carry=EVIL, repository="javascript:alert(1)", recorded=EVIL, head=EVIL,

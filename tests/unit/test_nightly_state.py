@@ -1,12 +1,10 @@
-"""The file of earlier nights."""
+"""The files of earlier nights."""
 
-import sqlite3
 from pathlib import Path
 
 import pytest
-from kit import finish, python
 
-from sparkwright.base.errors import NewerFormatError, StorageError
+from sparkwright.base.errors import StorageError
 from sparkwright.merge import OutcomeKind
 from sparkwright.nightly.model import (
     NIGHT_FORMAT,
@@ -21,9 +19,7 @@ from sparkwright.nightly.model import (
     UpstreamTarget,
     standing_of,
 )
-from sparkwright.nightly.state import SCHEMA, holds, open_state, red_since
-
-PATCHSET = "spark"
+from sparkwright.nightly.state import NightState, holds, red_since
 
 
 def night(number: int, version: str, judgement: Judgement, *, kind: TargetKind = "release") -> Night:
@@ -34,7 +30,7 @@ def night(number: int, version: str, judgement: Judgement, *, kind: TargetKind =
         id=str(number),
         date=f"2026-11-{number:02}",
         started=f"2026-11-{number:02}T01:00:00+00:00",
-        patchset=PATCHSET,
+        patchset="spark",
         pin="1.0.0",
         verdict=NightVerdict.GREEN,
         targets=(TargetNight(target=target, previous=None, merged="2" * 40, carries=(carry,)),),
@@ -53,67 +49,45 @@ def mark(day: int, judgement: Judgement, target: str = "") -> Mark:
 
 class TestNights:
     def test_what_is_recorded_is_read_back_by_another_opening(self, tmp_path: Path) -> None:
-        path = tmp_path / "deep" / "nightly.sqlite"
-        first = night(1, "1.1.0", Judgement.NEEDED)
-        with open_state(path) as state:
-            assert (state.last_inputs(PATCHSET), state.next_id()) == ("", "1")
-            state.record(first, inputs="abc", heads={("https://example.org/v.git", 7): "a" * 40})
-        with open_state(path) as state:
-            assert list(state.nights(PATCHSET)) == [first]
-            assert (state.last_inputs(PATCHSET), state.next_id()) == ("abc", "2")
-            assert state.heads(PATCHSET) == {("https://example.org/v.git", 7): "a" * 40}
-            assert state.last_inputs("other") == ""
+        folder, first = tmp_path / "deep" / "spark", night(1, "1.1.0", Judgement.NEEDED)
+        state = NightState(folder)
+        assert (state.last_inputs(), state.next_id(), state.heads()) == ("", "1", {})
+        state.record(first, inputs="abc", heads={("https://example.org/v.git", 7): "a" * 40})
+        state = NightState(folder)
+        assert list(state.nights()) == [first]
+        assert (state.last_inputs(), state.next_id()) == ("abc", "2")
+        assert state.heads() == {("https://example.org/v.git", 7): "a" * 40}
 
     def test_targets_and_history_are_kept_apart_by_kind(self, tmp_path: Path) -> None:
-        with open_state(tmp_path / "n.sqlite") as state:
-            state.record(night(1, "1.1.0", Judgement.NEEDED), inputs="", heads={})
-            state.record(night(2, "1.2.dev1", Judgement.WRONG, kind="commit"), inputs="", heads={})
-            state.record(night(3, "1.2.0", Judgement.WRONG), inputs="", heads={})
-            release, commit = (state.last_target(PATCHSET, kind) for kind in ("release", "commit"))
-            assert (release.target.version, commit.target.version) == ("1.2.0", "1.2.dev1")
-            assert state.last_target("other", "release") is None
+        state = NightState(tmp_path)
+        assert state.last_target("release") is None
+        state.record(night(1, "1.1.0", Judgement.NEEDED), inputs="", heads={})
+        state.record(night(2, "1.2.dev1", Judgement.WRONG, kind="commit"), inputs="", heads={})
+        state.record(night(3, "1.2.0", Judgement.WRONG), inputs="", heads={})
+        release, commit = (state.last_target(kind) for kind in ("release", "commit"))
+        assert (release.target.version, commit.target.version) == ("1.2.0", "1.2.dev1")
+
+    def test_the_newest_of_many_is_first(self, tmp_path: Path) -> None:
+        state = NightState(tmp_path)
+        for number in range(1, 12):
+            state.record(night(number, f"1.{number}.0", Judgement.NEEDED), inputs=str(number), heads={})
+        assert [one.id for one in state.nights()] == [str(number) for number in range(11, 0, -1)]
+        assert (state.last_inputs(), state.next_id()) == ("11", "12")
 
     def test_heads_of_pull_requests_that_no_night_saw_since_are_kept(self, tmp_path: Path) -> None:
         one, other = ("https://example.org/v.git", 7), ("https://example.org/v.git", 8)
-        with open_state(tmp_path / "n.sqlite") as state:
-            state.record(night(1, "1.1.0", Judgement.NEEDED), inputs="", heads={one: "a" * 40})
-            state.record(night(2, "1.2.0", Judgement.NEEDED), inputs="", heads={other: "b" * 40})
-            assert state.heads(PATCHSET) == {one: "a" * 40, other: "b" * 40}
-
-    def test_a_night_that_fails_to_be_recorded_leaves_nothing(self, tmp_path: Path) -> None:
-        with open_state(tmp_path / "n.sqlite") as state:
-            state.record(night(1, "1.1.0", Judgement.NEEDED), inputs="abc", heads={})
-            with pytest.raises(StorageError):
-                state.record(night(1, "1.2.0", Judgement.WRONG), inputs="def", heads={})
-            assert state.last_inputs(PATCHSET) == "abc"
-            assert [one.id for one in state.nights(PATCHSET)] == ["1"]
-
-
-class TestFile:
-    @pytest.mark.parametrize("schema", [SCHEMA - 1, SCHEMA + 1])
-    def test_another_versions_file_is_refused(self, tmp_path: Path, schema: int) -> None:
-        path = tmp_path / "n.sqlite"
-        with open_state(path):
-            pass
-        connection = sqlite3.connect(path)
-        connection.execute(f"PRAGMA user_version = {schema}")
-        connection.close()
-        with pytest.raises(NewerFormatError), open_state(path):
-            pass
+        state = NightState(tmp_path)
+        state.record(night(1, "1.1.0", Judgement.NEEDED), inputs="", heads={one: "a" * 40})
+        state.record(night(2, "1.2.0", Judgement.NEEDED), inputs="", heads={other: "b" * 40})
+        assert state.heads() == {one: "a" * 40, other: "b" * 40}
 
     def test_a_damaged_one_is_an_error_that_names_it(self, tmp_path: Path) -> None:
-        path = tmp_path / "n.sqlite"
-        path.write_bytes(b"no database" * 500)
-        with pytest.raises(StorageError, match=str(path)), open_state(path):
-            pass
-
-    def test_processes_that_make_it_at_once_agree(self, tmp_path: Path) -> None:
-        script = (
-            "import sys; from pathlib import Path; from sparkwright.nightly.state import open_state\n"
-            "with open_state(Path(sys.argv[1])) as state: print(state.next_id())"
-        )
-        started = [python(script, tmp_path / "n.sqlite") for _ in range(3)]
-        assert [finish(process).strip() for process in started] == ["1"] * 3
+        state = NightState(tmp_path)
+        state.record(night(1, "1.1.0", Judgement.NEEDED), inputs="", heads={})
+        (path,) = tmp_path.iterdir()
+        path.write_bytes(path.read_bytes()[:-9])
+        with pytest.raises(StorageError, match=str(path)):
+            state.heads()
 
 
 class TestRedRuns:

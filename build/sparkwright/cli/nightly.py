@@ -59,7 +59,6 @@ _MENDS = {
 @click.option("--propose-last", is_flag=True, help="Look for nothing new: propose what the last night found.")
 @click.option("--push", is_flag=True, help="Push the branches, replacing those that it pushed before.")
 @click.option("--remote", default="origin", show_default=True, help="Push them there.")
-@click.option("--open-pr", is_flag=True, help="Push them, and open or update their pull requests with gh.")
 @job_options
 @run_in_clone
 def command(
@@ -78,7 +77,6 @@ def command(
     propose_last: bool,
     push: bool,
     remote: str,
-    open_pr: bool,
     target: TargetOptions,
 ) -> Result:
     """Follow upstream: what is new, and what it does to every carry.
@@ -86,16 +84,13 @@ def command(
     The patchset is merged onto upstream's newest release and newest commit. Where an outcome changed, the
     upstream commit that changed it is searched for by merges. Each carry is judged by its probe on both
     trees. The wheel is built with the carries that are good, audited and rehearsed. A second run with
-    nothing new does nothing. The report is written into .sparkwright/nightly/: report.html, .md and .json.
+    nothing new does nothing. The report is written into .sparkwright/nightly/: report.md and .json.
     """
-    from sparkwright.nightly.deliver import ProposalOptions, deliver, last_night, require_gh
+    from sparkwright.nightly.deliver import deliver, last_night
     from sparkwright.nightly.follow import NightOptions, follow
-    from sparkwright.nightly.state import open_state
+    from sparkwright.nightly.state import NightState
     from sparkwright.store import hold
 
-    proposing = ProposalOptions(push=push or open_pr, remote=remote, open_pr=open_pr)
-    if open_pr:
-        require_gh()  # before a night of work
     verifier: Verifier | None = None
     if not (no_build or no_rehearsal or propose_last):
         require_libraries()  # before hours of work, not in their last step
@@ -104,7 +99,7 @@ def command(
         verifier = VERIFIER
     job = session.job(target)
     work = session.checkout.folder / WORK
-    path = work / "nightly.sqlite"
+    nights = NightState(work / "nights" / job.spec.line)
     address = job.spec.lock.release.git if history is None else history
     options = NightOptions(
         folder=work / "nightly" / ("" if session.checkout.is_default else job.spec.line),
@@ -117,16 +112,15 @@ def command(
         again=again,
         date=date,
     )
-    with (
-        hold(path.with_name(path.name + ".lock"), "the nightly run of this checkout"),
-        open_state(path) as nights,
-    ):
-        night = last_night(nights, job.spec.line) if propose_last else follow(job, options, nights)
-        wanted = proposing if propose or propose_last or push or open_pr else None
-        delivered = deliver(job, night, nights, options.folder, wanted)
+    with hold(work / "nightly.lock", "the nightly run of this checkout"):
+        night = last_night(nights) if propose_last else follow(job, options, nights)
+        proposing = propose or propose_last or push
+        delivered = deliver(
+            job, night, nights, options.folder, propose=proposing, remote=remote if push else ""
+        )
     return Result(
         {**to_builtins(night), **to_builtins(delivered)},
-        [*_shown(session, night, path), *_shown_delivered(delivered)],
+        [*_shown(session, night, nights.folder), *_shown_delivered(delivered)],
         None if propose_last else _failure(night),
         _NOTHING_NEW if night.verdict == "nothing-new" and detailed_exit_code and not propose_last else 0,
     )
@@ -141,9 +135,7 @@ def _shown_delivered(delivered: Delivered) -> Iterator[Part]:
             yield "held", f"{held.carry}: {held.judgement} on {one.target}"
         state = f"pushed to {one.pushed}" if one.pushed else "not pushed"
         yield "branch", f"{one.branch}, {len(one.commits)} commits, {state}"
-        if one.pull_request:
-            yield "", one.pull_request
-        elif not one.pushed:
+        if not one.pushed:
             yield "next", f"git log -p {one.base[:12]}..{one.branch}, then --propose-last --push"
     for file in delivered.report:
         yield "report", f"{file.path}, {file.size:,} bytes, SHA-256 {file.sha256}"
@@ -177,7 +169,7 @@ def _remedy(night: Night) -> str:
     return f"{place}: sparkwright {move}, then {mend}"
 
 
-def _shown(session: Session, night: Night, path: Path) -> Iterator[Part]:
+def _shown(session: Session, night: Night, folder: Path) -> Iterator[Part]:
     for note in night.notes:
         yield "note", note
     for pull in night.pulls:
@@ -188,7 +180,7 @@ def _shown(session: Session, night: Night, path: Path) -> Iterator[Part]:
         yield f"nothing is new since the last night ({night.seconds:.1f} s)"
         yield session.hint("sparkwright nightly --again works all the same")
         return
-    yield "night", f"{night.id} of {night.date}: {night.verdict} ({night.seconds:.0f} s), in {path}"
+    yield "night", f"{night.id} of {night.date}: {night.verdict} ({night.seconds:.0f} s), in {folder}"
     if night.verdict == "green":
         yield session.hint("sparkwright nightly --propose")
 
@@ -198,11 +190,6 @@ def _shown_target(one: TargetNight) -> Iterator[Part]:
     rows = [(carry.name, str(carry.outcome), str(carry.judgement), _told(carry)) for carry in one.carries]
     title = f"onto vllm {one.target.label}{previous}"
     yield Table(("carry", "outcome", "judgement", "why"), rows, title)
-    for move in one.pins:
-        yield "pin", f"{move.name}: {move.before or 'none'} → {move.after or 'none'} ({move.declared_in})"
-    for arch in one.archs:
-        told = " ".join([*(f"+{name}" for name in arch.added), *(f"-{name}" for name in arch.removed)])
-        yield "archs", f"{arch.name}: {told} ({arch.declared_in})"
     built = one.build
     if built.status == "built":
         audited = "audited" if built.audited else "not audited"

@@ -1,47 +1,28 @@
-"""Output of a night: its report in three forms, and on request a branch for each release."""
+"""Output of a night: its report, and on request a branch for each release."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from msgspec.structs import replace
 
 from sparkwright.base.config import Model, to_builtins
-from sparkwright.base.errors import ConfigError, NotInStoreError, ProcessError
-from sparkwright.base.process import run, which
+from sparkwright.base.errors import ConfigError, NotInStoreError
 from sparkwright.git import open_clone
 from sparkwright.lock import Lock
 from sparkwright.lock.model import read_lock
 from sparkwright.nightly.merging import Merging
 from sparkwright.nightly.model import Night, NightVerdict, TargetNight
 from sparkwright.nightly.propose import BASE_TRAILER, BRANCHES, Proposal, Proposer
-from sparkwright.nightly.report import render_html, render_markdown
+from sparkwright.nightly.report import render_markdown
 from sparkwright.nightly.state import NightState
 from sparkwright.pipeline import Job
 from sparkwright.pipeline.trial import find_proof
 from sparkwright.probe import Proof
 from sparkwright.rehearsal.model import WrittenFile
 from sparkwright.store import storing, write_atomically
-
-_PATIENCE_S = 120.0
-
-
-@dataclass(frozen=True)
-class ProposalOptions:
-    """The user's choices for proposals.
-
-    Attributes:
-        push: whether to push the branches.
-        open_pr: whether to open pull requests for what was pushed.
-    """
-
-    push: bool = False
-    remote: str = "origin"
-    open_pr: bool = False
-
 
 class Delivered(Model, frozen=True):
     """The files and proposals of a night.
@@ -55,47 +36,54 @@ class Delivered(Model, frozen=True):
     proposals: tuple[Proposal | str, ...] = ()
 
 
-def last_night(nights: NightState, patchset: str) -> Night:
-    """Return the last night of *patchset* that found something.
+def last_night(nights: NightState) -> Night:
+    """Return the last night that found something.
 
     Raises:
         ConfigError: there is none yet.
     """
-    found = next(nights.nights(patchset), None)
+    found = next(nights.nights(), None)
     if found is None:
         raise ConfigError(
             "there is nothing to propose",
-            because=f"no night of {patchset} is recorded in {nights.path}",
+            because=f"no night is recorded in {nights.folder}",
             next_step="run 'sparkwright nightly' first",
         )
     return found
 
 
 def deliver(
-    job: Job, night: Night, nights: NightState, folder: Path, wanted: ProposalOptions | None
+    job: Job, night: Night, nights: NightState, folder: Path, *, propose: bool = False, remote: str = ""
 ) -> Delivered:
-    """Write the report of *night* into *folder*, and the proposals that are *wanted*.
+    """Write the report of *night* into *folder*, and branches if it is to *propose* any.
 
     A night without anything new leaves the last one's report in place, and proposes what that one found.
+
+    Args:
+        job: the job on the pin.
+        night: the night.
+        nights: the nights before.
+        folder: of the report.
+        propose: write branches.
+        remote: where they are pushed to; they are not if it is empty.
     """
     if night.verdict is NightVerdict.NOTHING_NEW:
-        if wanted is None:
+        if not propose:
             return Delivered()
-        night = last_night(nights, job.spec.line)
+        night = last_night(nights)
     written = write_report(job, night, folder)  # first, so that it is there if no branch can be written
-    if wanted is None:
+    if not propose:
         return Delivered(report=written)
-    proposals = propose_night(job, night, wanted)
+    proposals = propose_night(job, night, remote)
     return Delivered(report=write_report(job, night, folder, proposals), proposals=proposals)
 
 
 def write_report(
     job: Job, night: Night, folder: Path, proposals: Sequence[Proposal | str] = ()
 ) -> tuple[WrittenFile, ...]:
-    """Write the report of *night* into *folder*, in place of an earlier one: page, Markdown and JSON."""
+    """Write the report of *night* into *folder*, in place of an earlier one: Markdown and JSON."""
     upstream = job.spec.lock.release.git
     texts = {
-        "report.html": render_html(night, upstream=upstream, proposals=proposals),
         "report.md": render_markdown(night, upstream=upstream, proposals=proposals),
         "report.json": json.dumps(
             {"night": to_builtins(night), "proposals": to_builtins(list(proposals))}, indent=1
@@ -111,13 +99,13 @@ def write_report(
     return tuple(written)
 
 
-def propose_night(job: Job, night: Night, options: ProposalOptions) -> tuple[Proposal | str, ...]:
-    """Write a branch for each target of *night*, or say why there is none; see `Proposer.propose`.
+def propose_night(job: Job, night: Night, remote: str) -> tuple[Proposal | str, ...]:
+    """Write a branch for each target of *night*, or say why there is none, and push it to *remote* if any.
 
     Raises:
         ConfigError: the project is no clone, or differs from what was judged.
         NeedsPersonError: a branch has a commit of another writer.
-        ProcessError: git or ``gh`` failed.
+        ProcessError: git failed.
     """
     clone = open_clone(job.checkout.root)
     proposer = Proposer(
@@ -139,8 +127,9 @@ def propose_night(job: Job, night: Night, options: ProposalOptions) -> tuple[Pro
                 next_step="run 'sparkwright nightly --again --propose'",
             )
         proposal = proposer.propose(found, _lock(job, found), _proofs(job, found))
-        if isinstance(proposal, Proposal) and options.push:
-            proposal = _pushed(job, night, found, proposal, options)
+        if isinstance(proposal, Proposal) and remote:
+            clone.push(proposal.branch, remote, key=BASE_TRAILER)
+            proposal = replace(proposal, pushed=remote)
         made.append(proposal)
     return tuple(made)
 
@@ -163,51 +152,3 @@ def _proofs(job: Job, found: TargetNight) -> dict[str, Proof]:
     return {carry.name: proof for carry, proof in proofs if proof is not None}
 
 
-def _pushed(
-    job: Job, night: Night, found: TargetNight, proposal: Proposal, options: ProposalOptions
-) -> Proposal:
-    root = job.checkout.root
-    open_clone(root).push(proposal.branch, options.remote, key=BASE_TRAILER)
-    proposal = replace(proposal, pushed=options.remote)
-    if not options.open_pr:
-        return proposal
-    title = f"Pin vLLM {proposal.target}" if proposal.pins else f"Prepare vLLM {proposal.target}"
-    body = render_markdown(
-        replace(night, targets=(found,)), upstream=job.spec.lock.release.git, proposals=[proposal]
-    )
-    address = open_pull_request(root, proposal.branch, title=title, body=body)
-    return replace(proposal, pull_request=address)
-
-
-def require_gh() -> str:
-    """Return the path of ``gh``.
-
-    Raises:
-        ToolError: it is not installed.
-    """
-    return which(
-        "gh", hint="install GitHub's command line program and run 'gh auth login', or use --push alone"
-    )
-
-
-def open_pull_request(root: Path, branch: str, *, title: str, body: str) -> str:
-    """Open a pull request for the pushed *branch*, or give its open one the new text; returns its address.
-
-    Raises:
-        ToolError: ``gh`` is not installed.
-        ProcessError: it failed, as without a login.
-    """
-    gh = require_gh()
-
-    def ask(*words: str, text: str = "") -> str:
-        return run([gh, "pr", *words], cwd=root, stdin=text.encode(), timeout=_PATIENCE_S).text
-
-    listed = ask("list", "--head", branch, "--state", "open", "--limit", "1", "--json", "url")
-    try:
-        known = [str(entry["url"]) for entry in json.loads(listed)]
-    except (ValueError, TypeError, KeyError) as error:
-        raise ProcessError("gh did not answer as expected", because=listed[:400]) from error
-    if known:
-        ask("edit", known[0], "--title", title, "--body-file", "-", text=body)
-        return known[0]
-    return ask("create", "--head", branch, "--title", title, "--body-file", "-", text=body)

@@ -41,7 +41,6 @@ from sparkwright.nightly.model import (
     UpstreamTarget,
     standing_of,
 )
-from sparkwright.nightly.pin_changes import arch_moves, pin_moves
 from sparkwright.nightly.reachability import Reach
 from sparkwright.nightly.state import Heads, NightState, holds, red_since
 from sparkwright.pipeline import Job
@@ -107,9 +106,9 @@ class _Run:
         self.upstream = UpstreamNews(self.job, self.options.history)
         with task("look for news upstream"):
             targets = [self.upstream.named(name) for name in self.options.onto] or self.upstream.newest()
-            heads, pulls = self.upstream.pulls(self.state.heads(self.patchset))
+            heads, pulls = self.upstream.pulls(self.state.heads())
         inputs = self._inputs(targets, heads)
-        known = self.state.last_inputs(self.patchset) == inputs or not (targets or pulls)
+        known = self.state.last_inputs() == inputs or not (targets or pulls)
         if known and not self.options.again:
             return self._night((), pulls, NightVerdict.NOTHING_NEW, started)
         self.pin_reach = Reach(self.job.repository, self.upstream.pin.tree)
@@ -123,11 +122,6 @@ class _Run:
         self.state.record(night, inputs="" if failed else inputs, heads=heads)
         emit("night.recorded", id=night.id, verdict=str(night.verdict), seconds=night.seconds)
         return night
-
-    @property
-    def patchset(self) -> str:
-        """Name of the series, or of another patchset and its series: each has nights of its own."""
-        return self.job.spec.line
 
     @property
     def date(self) -> str:
@@ -146,7 +140,7 @@ class _Run:
             id=self.state.next_id(),
             date=self.date,
             started=self.now.isoformat(timespec="seconds"),
-            patchset=self.patchset,
+            patchset=self.job.spec.line,
             pin=self.upstream.pin.label,
             verdict=verdict,
             reasons=tuple(reason for one in found for reason in _reasons(one)),
@@ -190,13 +184,12 @@ class _Run:
 
     def _target(self, target: UpstreamTarget) -> TargetNight:
         started = time.monotonic()
-        repository = self.job.repository
         old = self._previous(target)
         merging = Merging(self.job, target)
         with task(f"merge onto {target.label}"):
             report = merging.report
         judge = Judge(self.job, report, self.pin_reach)
-        former = Former(self.job, old, self.state.last_target(self.patchset, target.kind))
+        former = Former(self.job, old, self.state.last_target(target.kind))
         carries, all_carries = [], self.job.spec.carries
         for carry in all_carries:
             judge.begin(carry, merging.touched(carry))
@@ -210,8 +203,6 @@ class _Run:
             previous=old,
             merged=report.tree,
             carries=tuple(carries),
-            pins=pin_moves(repository, old.tree, target.tree),
-            archs=arch_moves(repository, old.tree, target.tree),
             tests=self._tests(report),
             seconds=round(time.monotonic() - started, 3),
         )
@@ -236,7 +227,7 @@ class _Run:
 
     def _previous(self, target: UpstreamTarget) -> UpstreamTarget:
         """Return what *target* is compared with: last night's of its kind, or the pin."""
-        last = self.state.last_target(self.patchset, target.kind)
+        last = self.state.last_target(target.kind)
         if last is not None and self.job.repository.has(last.target.tree):
             return last.target
         return self.upstream.pin

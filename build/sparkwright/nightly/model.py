@@ -199,37 +199,6 @@ class CarryNight(Model, frozen=True):
         return self.previous is not self.outcome or self.previous_judgement not in {None, self.judgement}
 
 
-class PinMove(Model, frozen=True):
-    """A dependency that upstream pins otherwise than on the previous target.
-
-    Attributes:
-        name: ``torch``, ``flashinfer-python``, ``cutlass``, ``vllm-flash-attn``.
-        before: the former pin; empty if there was none.
-        after: the pin now; empty if there is none.
-        declared_in: the file that states it.
-    """
-
-    name: str
-    before: str
-    after: str
-    declared_in: str
-
-
-class ArchMove(Model, frozen=True):
-    """A list of GPU architectures in upstream's CMake files that changed.
-
-    Attributes:
-        name: the list's variable, with its position where one file sets it more than once.
-        added: entries of the list now that were not in it.
-        removed: entries that were in it and are not any more.
-    """
-
-    name: str
-    declared_in: str
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
-
-
 class PullChange(Model, frozen=True):
     """A pull request that a carry is or names, whose head or state differs from what the carry records.
 
@@ -302,8 +271,6 @@ class TargetNight(Model, frozen=True):
         previous: the target of the same kind that it is compared with: last night's, or the pin.
         merged: id of the tree with the whole patchset, without what did not merge.
         carries: one for each carry of the patchset, in order.
-        pins: dependencies that moved between the two.
-        archs: architecture lists that changed between the two.
         kernels: the merged tree's Triton kernels.
         tests: upstream's own tests.
         seconds: of merging and judging.
@@ -313,8 +280,6 @@ class TargetNight(Model, frozen=True):
     previous: UpstreamTarget | None
     merged: str
     carries: tuple[CarryNight, ...]
-    pins: tuple[PinMove, ...] = ()
-    archs: tuple[ArchMove, ...] = ()
     build: NightBuild = NightBuild(status="skipped", reason="not asked for")
     rehearsal: NightCheck = NOT_ASKED
     kernels: NightCheck = NOT_ASKED

@@ -69,7 +69,6 @@ class Proposal(Model, frozen=True):
         notes: what it leaves as it is, and why.
         moved: whether the branch was written: it was missing, or differed.
         pushed: the remote that it was pushed to; empty if it was not.
-        pull_request: address of the pull request; empty if none was opened.
     """
 
     target: str
@@ -82,7 +81,6 @@ class Proposal(Model, frozen=True):
     notes: tuple[str, ...] = ()
     moved: bool = True
     pushed: str = ""
-    pull_request: str = ""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from bisect_kit import commit, harmless
 from cluster_kit import Host, card
+from rehearsal_kit import stage
 from ssh_kit import fault_file, served_release, torch_wheel, write_recipe
 from test_cli_bisect import culprits
 from world import World, wait_until
@@ -141,6 +142,21 @@ def test_a_healthy_pair_names_no_culprit(reachable: World) -> None:
     plant(reachable, "slow=1", alone=True)
     ran = reachable.call(*words(reachable, METRIC, **TIMED))
     assert ran.status == BisectionError.exit_code
+
+
+@pytest.mark.slow
+def test_a_check_of_a_rehearsal_is_a_judge(world: World) -> None:
+    world.list_carries([])
+    shutil.rmtree(world.root / "carries")
+    stage(world)
+    harmless(world, 0)
+    commit(world, "good")
+    world.carry("spoil", {"vllm/fault.py": "FAULT = 'stale-cache'\n"})
+    commit(world, "bad")
+    ran = world.good("bisect", "HEAD~1", "HEAD", "--judge", "verify prefix", "--deterministic", "--json")
+    assert culprits(ran) == ["spoil:added"]
+    found = json.loads(Path(ran.json["steps"][0]["evaluation"]["evidence"]).with_suffix(".json").read_text())
+    assert found["checks"][0]["name"] == "prefix"
 
 
 @pytest.mark.parametrize(
