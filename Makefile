@@ -46,9 +46,9 @@ $(VENV)/.ready-test: $(VENV)/.ready
 	$(INSTALL) --editable '.[test]'
 	@touch $@
 
-# Dask and obstore, where other machines or a shared store are named.
+# What a shared store needs, where other machines or one are named.
 $(VENV)/.ready-far: $(VENV)/.ready
-	$(INSTALL) --editable '.[cluster,remote]'
+	$(INSTALL) --editable '.[remote]'
 	@touch $@
 
 FAR      := $(if $(findstring --cluster,$(ARGS))$(findstring --store,$(ARGS))$(SPARKWRIGHT_CLUSTER)$(SPARKWRIGHT_STORE_URL),$(VENV)/.ready-far)

@@ -129,7 +129,6 @@ def bisection(_: Path) -> dict[str, Any]:
         search(f"wrongly suspected, {name}", has(name), weights={before: 1000.0})
         search(f"commit, {name}", has(name), "upstream")
         search(f"requires, {name}", has(name), requires={name: (before,)} if number else {})
-        search(f"removed, {name}", has(name), question="removes")
         search(f"fixed, {name}", lacks(name), direction="fixed")
         search(f"flake of 60 %, {name}", has(name), rate=0.6, seed=number, deterministic=False)
         search(f"flake of 30 %, {name}", has(name), rate=0.3, seed=number, deterministic=False)
@@ -146,7 +145,6 @@ def bisection(_: Path) -> dict[str, Any]:
     search("always", lambda _: "bad")
     either = lambda applied: "bad" if applied & {"c3", "c11"} else "good"  # noqa: E731
     search("either", either)
-    search("either, removed", either, question="removes")
     return found
 
 

@@ -205,14 +205,17 @@ case "$2" in list) echo "$LISTED" ;; esac
 
 
 @pytest.mark.parametrize("known", [False, True])
-def test_a_pull_request_is_opened_once_and_then_edited(tmp_path: Path, known: bool) -> None:
+def test_a_pull_request_is_opened_once_and_then_edited(tmp_path, known):
     for folder, name, text in ((".venv/bin", "sparkwright", PROGRAM), ("programs", "gh", GH)):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / name).write_text(text)
         (tmp_path / folder / name).chmod(0o755)
     (tmp_path / "Makefile").write_text(".venv/.ready:\n\t@touch $@\n")
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@localhost"]
-    for words in (["init", "--quiet"], ["commit", "--quiet", "--allow-empty", "-m", "Pin; $(touch evil) vLLM"]):
+    for words in (
+        ["init", "--quiet"],
+        ["commit", "--quiet", "--allow-empty", "-m", "Pin; $(touch evil) vLLM"],
+    ):
         subprocess.run([*git, *words], cwd=tmp_path, check=True)
     subprocess.run(["git", "branch", "sparkwright/1.3.0"], cwd=tmp_path, check=True)
     environment = {

@@ -398,4 +398,3 @@ def test_a_remote_that_is_not_there_is_an_error(project):
     project.propose()
     with pytest.raises(ProcessError):
         project.proposer.clone.push(BRANCH, "nowhere", key=BASE_TRAILER)
-

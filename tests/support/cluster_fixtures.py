@@ -10,7 +10,6 @@ from store_servers import nginx_store
 from warm import warm_server
 
 
-
 @pytest.fixture(scope="module")
 def sshds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sshd, Sshd]]:
     with two_sshds(tmp_path_factory.mktemp("ssh")) as both:

@@ -1,6 +1,6 @@
 """``sparkwright`` on machines of a cluster: forks of one process that has imported what it needs.
 
-An interpreter that imports Dask and all of sparkwright takes more than a second of a core, and a test starts
+An interpreter that imports all of sparkwright takes more than a second of a core, and a test starts
 several. Each is still a process of its own, in a session of its own: `PROGRAM` stands for it, ends as it
 does, and takes it along when it is killed.
 """
@@ -36,7 +36,6 @@ sys.exit(status)
 
 _LARGEST = 1 << 18
 _IMPORTED = (
-    "distributed",
     "numpy",
     "scipy.stats",
     "sparkwright.distributed.worker",

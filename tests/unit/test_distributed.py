@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec import structs
-from tiny_release import make_tiny
 
-from sparkwright.base.errors import ClusterError, CompileError, ConfigError, NotInStoreError, StorageError
+from sparkwright.base.config import decode_json
+from sparkwright.base.errors import ClusterError, CompileError, ConfigError, StorageError, ToolError
 from sparkwright.base.ssh import SshHost, parse_host
 from sparkwright.cli import worker as worker_command
 from sparkwright.cli.main import main
 from sparkwright.distributed import Done, Task, TaskLostError, bring_files, parse_cluster, share_json
-from sparkwright.distributed.cluster import ThisMachine, Workers
-from sparkwright.distributed.tasks import Failed, StoredFile
-from sparkwright.distributed.worker import TaskRunner
+from sparkwright.distributed.cluster import Machine, ThisMachine, Work
+from sparkwright.distributed.tasks import Failed, Offer, Said, StoredFile, WorkerSettings, own_code
+from sparkwright.distributed.worker import TaskRunner, serve
 from sparkwright.git import FileEntry, Repository, import_files, open_repository, unpack_tree
 from sparkwright.native.model import Cost, Unit
 from sparkwright.pipeline.packs import packed
@@ -218,45 +219,33 @@ def test_a_result_writes_nothing_outside_its_folder(store: Store, tmp_path: Path
 # Workers ------------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Client:
-    """The part of Dask's client that is asked for workers, and for tasks."""
+class There:
+    """A connection that takes what it is sent."""
 
-    resources: dict[str, dict[str, float]]
-    submitted: list[dict[str, Any]] = field(default_factory=list)
-    status: str = "running"
-    readings: int = 0
+    def __init__(self) -> None:
+        self.sent: list[bytes] = []
+        self.killed = False
 
-    @property
-    def scheduler(self) -> Client:
-        return self
+    def send(self, data: bytes) -> bool:
+        self.sent.append(data)
+        return True
 
-    def sync(self, function: Callable[..., Any], **given: Any) -> Any:
-        return function(**given)
-
-    def identity(self, n_workers: int) -> dict[str, Any]:
-        assert n_workers == -1
-        self.readings += 1
-        return {
-            "workers": {home: {"resources": one, "name": f"{home} 7"} for home, one in self.resources.items()}
-        }
-
-    def submit(self, function: object, data: bytes, **options: Any) -> object:
-        assert callable(function)
-        assert json.loads(data)
-        self.submitted.append(options)
-        return NeverDone()
+    def kill(self) -> None:
+        self.killed = True
 
 
-class NeverDone:
-    """A future of Dask's whose task waits for a worker."""
-
-    def done(self) -> bool:
-        return False
+def machine(name: str, *has: str, slots: int = 1, mib: int = 1) -> Machine:
+    connection: Any = There()
+    return Machine(SshHost(name), connection, Offer(slots, mib, has))
 
 
-def workers(client: Client, patience_s: float = 60.0) -> Workers:
-    return Workers("here", client, patience_s)
+def work(machines: list[Machine], *tasks: Task) -> Work:
+    return Work("here", machines, tasks)
+
+
+def given(machines: list[Machine]) -> dict[str, list[str]]:
+    """The tasks that each machine runs."""
+    return {one.name: list(one.running) for one in machines}
 
 
 def task(*needs: str, mib: int = 1) -> Task:
@@ -271,37 +260,139 @@ def test_a_machine_offers_its_card(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, card: str, expected: set[str]
 ) -> None:
     monkeypatch.setattr("sparkwright.base.card.card_capability", lambda: card)
-    kind, *offers = worker_command._offers(None)
-    assert kind.startswith("machine-")
-    assert set(offers) == expected
+    assert set(worker_command._offers(None)) == expected
     assert "cuda" in worker_command._offers(tmp_path)
 
 
 def test_a_need_that_no_machine_has_is_refused_with_what_they_offer() -> None:
-    client = Client(
-        {"a": {"SLOT": 2, "MIB": 100, "gpu": 1, "machine-aarch64": 2}, "b": {"SLOT": 1, "MIB": 1}}
-    )
+    machines = [machine("a", "gpu", "cuda"), machine("b")]
     with pytest.raises(ClusterError, match="no machine of here can do this") as error:
-        workers(client).submit(task("gpu", "gb10"))
-    assert error.value.because == "it needs gpu, gb10, and they offer gpu, machine-aarch64"
-    assert client.submitted == []
-    with pytest.raises(ClusterError, match="is left"):
-        workers(Client({})).submit(task())
+        work(machines, task("gpu", "gb10"))
+    assert error.value.because == "it needs gpu, gb10, and they offer cuda, gpu"
+
+
+def test_tasks_go_to_machines_with_room_the_longest_first() -> None:
+    machines = [machine("a", slots=2, mib=9), machine("b", slots=1, mib=4)]
+    sizes = {"long": (9.0, 6), "small": (5.0, 4), "large": (3.0, 6), "huge": (1.0, 99)}
+    tasks = [Task(name, ("do",), seconds=seconds, mib=mib) for name, (seconds, mib) in sizes.items()]
+    doing = work(machines, *reversed(tasks))
+    doing.hand_out()
+    assert given(machines) == {"a": ["long"], "b": ["small"]}, "six and four are more than nine"
+    doing.end(Done("long", "a", 1.0, None), taken=True)
+    doing.hand_out()
+    assert given(machines) == {"a": ["large"], "b": ["small"]}
+    doing.end(Done("small", "b", 1.0, None), taken=True)
+    doing.hand_out()
+    assert given(machines) == {"a": ["large"], "b": ["huge"]}, "one that is too large runs alone"
+    assert set(doing.left) == {"large", "huge"}
+
+
+def test_a_card_serves_one_task_at_a_time() -> None:
+    machines = [machine("a", "gpu", "gb10", slots=4, mib=99)]
+    names = {"one": ("gpu",), "two": ("gpu", "gb10"), "plain": ()}
+    doing = work(machines, *(structs.replace(task(*needs), name=name) for name, needs in names.items()))
+    doing.hand_out()
+    assert given(machines) == {"a": ["one", "plain"]}
+    doing.end(Done("one", "a", 1.0, None), taken=True)
+    doing.hand_out()
+    assert given(machines) == {"a": ["plain", "two"]}
 
 
 def test_a_machine_of_which_several_results_are_refused_is_left_out(heard) -> None:
     """If others deliver; and a task is not tried without end."""
-    client = Client({"a": {"SLOT": 1, "MIB": 1}, "b": {"SLOT": 1, "MIB": 1}})
-    found = workers(client)
+    machines = [machine("a", slots=9, mib=9), machine("b", slots=9, mib=9)]
+    doing = work(machines, *(structs.replace(task(), name=name) for name in "xyz"))
     for name in "xyz":
-        found.refuse(structs.replace(task(), name=name), "a")
-    assert [one["workers"] for one in client.submitted] == [["b"]] * 3
+        machines[0].running[name] = doing.left[name], 0.0
+    doing._waiting.clear()
+    for name in "xyz":
+        doing.end(Done(name, "a", 1.0, None), taken=False)
+    assert not machines[0].fit
     assert len(heard.warnings) == 1
-    found.submit(task())
-    assert client.submitted[-1]["workers"] == ["b"]
-    found.refuse(structs.replace(task(), name="x"), "b")
+    doing.hand_out()
+    assert sorted(given(machines)["b"]) == ["x", "y", "z"]
+    doing.end(Done("x", "b", 1.0, None), taken=False)
+    doing.hand_out()
     with pytest.raises(TaskLostError, match="did not arrive"):
-        found.refuse(structs.replace(task(), name="x"), "b")
+        doing.end(Done("x", "b", 1.0, None), taken=False)
+
+
+def test_a_task_that_is_refused_goes_elsewhere_if_there_is_another() -> None:
+    machines = [machine("a", slots=2, mib=9), machine("b", mib=9)]
+    doing = work(machines, task())
+    doing.hand_out()
+    assert given(machines) == {"a": ["one"], "b": []}
+    doing.fail(machines[0], Failed("one", "a", "", "ClusterError", "killed"))
+    doing.hand_out()
+    assert given(machines) == {"a": [], "b": ["one"]}
+
+
+def test_the_tasks_of_a_lost_machine_go_to_others_and_are_not_tried_without_end() -> None:
+    machines = [machine(name, "gpu", slots=9 - place) for place, name in enumerate("abc")]
+    doing = work(machines, task("gpu"))
+    for number in range(3):
+        doing.hand_out()
+        (has,) = [one for one in machines if one.running]
+        with nullcontext() if number < 2 else pytest.raises(TaskLostError, match="was not finished"):
+            doing.lose(has)
+    assert all(one.there.killed for one in machines)
+
+
+def test_a_machine_whose_card_is_lost_leaves_its_task_to_no_other() -> None:
+    machines = [machine("a", "gpu"), machine("b")]
+    doing = work(machines, task("gpu"))
+    doing.hand_out()
+    doing.lose(machines[0])
+    with pytest.raises(ClusterError, match="can do this"):
+        doing.hand_out()
+    doing.lose(machines[1])
+    with pytest.raises(ClusterError, match="is left"):
+        doing.hand_out()
+
+
+def test_a_machine_that_is_unfit_ends_what_it_runs_and_gets_no_more(heard) -> None:
+    machines = [machine("a", slots=2, mib=9), machine("b", mib=9)]
+    doing = work(machines, *(structs.replace(task(), name=name) for name in "xy"))
+    for name in "xy":
+        machines[0].running[name] = doing.left[name], 0.0
+    doing._waiting.clear()
+    doing.fail(machines[0], Failed("x", "a", "machine", "ToolError", "no compiler"))
+    assert (machines[0].fit, machines[0].alive, len(heard.warnings)) == (False, True, 1)
+    doing.end(Done("y", "a", 1.0, None), taken=True)
+    doing.hand_out()
+    assert given(machines) == {"a": [], "b": ["x"]}
+    with pytest.raises(ToolError, match="no compiler"):
+        doing.fail(machines[1], Failed("x", "b", "machine", "ToolError", "no compiler"))
+
+
+# A worker -----------------------------------------------------------------------------------------------
+
+
+def spoken(store: Store, lines: Iterable[bytes] = (), code: str = "") -> list[Any]:
+    """What a worker says that reads *lines*."""
+    runner = TaskRunner(store, (sys.executable, "-c", _PROGRAM), "there", {})
+    settings, output = WorkerSettings(code=code or own_code(), store_url="", name="there"), io.BytesIO()
+    serve(runner, settings, Offer(2, 100, ("gpu",)), lines, output)
+    return [decode_json(line, Said) for line in output.getvalue().splitlines()]
+
+
+def test_a_worker_offers_itself_and_answers_each_task(store: Store) -> None:
+    asked = [structs.replace(made(store, kind), name=kind) for kind in ("do", "kill")]
+
+    def lines() -> Iterator[bytes]:
+        for one in asked:
+            yield msgspec.json.encode(one) + b"\n"
+            yield b"\n"
+        time.sleep(2)  # its input ends when both are done
+
+    offer, *replies = spoken(store, lines())
+    assert offer == Offer(2, 100, ("gpu",))
+    assert {type(one).__name__: one.name for one in replies} == {"Done": "do", "Failed": "kill"}
+
+
+def test_a_worker_of_another_program_does_nothing(store: Store) -> None:
+    with pytest.raises(ToolError, match="cannot work"):
+        spoken(store, code="f" * 64)
 
 
 def test_units_are_sent_in_batches_of_similar_memory() -> None:
@@ -336,80 +427,6 @@ def test_a_pack_holds_its_tree(store: Store, repository: Repository, tmp_path: P
     other.close()
 
 
-def test_a_machine_whose_card_is_lost_leaves_its_task_to_no_other() -> None:
-    """The one machine with a card goes, and another without one is still there: no wait without end."""
-    client = Client({"a": {"SLOT": 1, "MIB": 1, "gpu": 1}, "b": {"SLOT": 1, "MIB": 1}})
-    found = workers(client, patience_s=0.2)
-    found.submit(task("gpu"))
-    assert client.submitted[0]["resources"] == {"SLOT": 1, "MIB": 1, "gpu": 1}
-    replies = found.results()
-    assert next(replies) is None
-    del client.resources["a"]
-    with pytest.raises(ClusterError, match="is left"):
-        list(replies)
-
-
-def test_many_tasks_look_at_one_reading_of_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    client = Client({"a": {"SLOT": 1}})
-    found = workers(client)
-    for period, readings in ((3600.0, 1), (0.0, 51)):
-        monkeypatch.setattr("sparkwright.distributed.cluster._POLL_S", period)
-        assert {found.machines() for _ in range(50)} == {frozenset({"a"})}
-        assert client.readings == readings
-
-
-def test_workers_are_read_while_a_timer_of_the_client_replaces_its_summary(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The client's timer fetches a summary without workers, here every millisecond."""
-    monkeypatch.setattr("sparkwright.distributed.cluster._POLL_S", 0.0)  # each look is a reading
-    # Here, as importing them takes a second of every worker that collects this file.
-    import dask
-    import distributed
-
-    with (
-        dask.config.set({"distributed.client.scheduler-info-interval": "1 ms"}),
-        distributed.LocalCluster(
-            n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
-        ) as cluster,
-        distributed.Client(cluster) as client,
-        ThreadPoolExecutor(4) as threads,
-    ):
-        found = Workers("here", client, 60.0)
-        seen = [threads.submit(lambda: len(found.machines())) for _ in range(400)]
-        assert {one.result() for one in seen} == {1}
-
-
-@pytest.mark.parametrize(("left", "again"), [(3, [3]), (9, [])])
-def test_a_task_for_the_memory_of_a_lost_machine_is_taken_by_one_with_less(
-    monkeypatch: pytest.MonkeyPatch, left: int, again: list[int]
-) -> None:
-    """It demanded as much as the larger machine had, and a worker that has less never gets it."""
-    client = Client({"a": {"SLOT": 1, "MIB": 8}, "b": {"SLOT": 1, "MIB": left}})
-    cancelled: list[object] = []
-    made: list[NeverDone] = []
-
-    def submit(self: Client, *_: object, **options: object) -> NeverDone:
-        self.submitted.append(options)
-        made.append(NeverDone())
-        return made[-1]
-
-    monkeypatch.setattr(Client, "submit", submit)
-    monkeypatch.setattr(Client, "cancel", lambda _, futures: cancelled.extend(futures), raising=False)
-    found = workers(client)
-    found.submit(task(mib=8))
-    replies = found.results()
-    assert next(replies) is None
-    assert next(replies) is None
-    assert (len(client.submitted), cancelled) == (1, [])
-    del client.resources["a"]
-    assert next(replies) is None
-    assert [one["resources"]["MIB"] for one in client.submitted] == [8, *again]
-    assert cancelled == made[: len(again)]
-    assert next(replies) is None
-    assert len(client.submitted) == 1 + len(again)
-
-
 _TREE = "3" * 40
 _RUN = b'{"options":{},"run":"one"}'
 
@@ -420,7 +437,6 @@ _RUN = b'{"options":{},"run":"one"}'
         ("units", None, "", "No such file"),
         ("units", b"{", "", "truncated"),
         ("run", b'{"run":"\xff"}', "", "utf-8"),
-        ("run", b'{"options":{"checks":' + b"[" * 100_000, "", "recursion"),
         ("run", _RUN, "--help", "40 lower-case hex digits"),
         ("run", _RUN, _TREE, "early EOF"),
         ("run", _RUN, f"{_TREE}/folder", "Is a directory"),

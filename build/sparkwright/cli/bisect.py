@@ -10,7 +10,7 @@ import click
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_file
-from sparkwright.base.errors import BisectionError, ConfigError
+from sparkwright.base.errors import BisectionError
 from sparkwright.base.text import human_seconds, human_size
 from sparkwright.cli.globals import Command, global_options
 from sparkwright.cli.options import job_options, machines_option

@@ -147,7 +147,6 @@ class Session:
         if not options.compiling.cluster:
             return job
         from sparkwright.distributed import parse_cluster
-        from sparkwright.distributed.cluster import Cluster
 
         machines = Cluster(address=parse_cluster(options.compiling.cluster), store=self.store)
         return replace(job, cluster=machines)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import sys
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import click
 import msgspec
 
 from sparkwright.base.config import decode_json
-from sparkwright.base.errors import ConfigError, ToolError
+from sparkwright.base.errors import ConfigError
 from sparkwright.cli.globals import Command
 from sparkwright.store import open_store
 
@@ -28,19 +27,11 @@ from sparkwright.store import open_store
 def command(*, jobs: int | None, cuda: Path | None) -> None:
     """Run tasks of a command on another machine, which starts this over ssh with --cluster.
 
-    The machine offers its cores, free memory and card. Settings come as one line from standard input, and the
-    worker ends with that input.
+    The machine offers its cores, free memory and card. Settings come as the first line of standard input, and
+    tasks as the others. The worker ends with that input.
     """
-    try:
-        import distributed  # noqa: F401
-    except ImportError as error:
-        raise ToolError(
-            "this machine cannot work for others",
-            because=f"the package {error.name} is not installed",
-            next_step="pip install 'sparkwright[cluster]'",
-        ) from error
     from sparkwright.base.machine import look
-    from sparkwright.distributed.tasks import WorkerSettings
+    from sparkwright.distributed.tasks import Offer, WorkerSettings
     from sparkwright.distributed.worker import TaskRunner, serve
     from sparkwright.native.schedule import default_reserve_mib
     from sparkwright.store.remote import RemoteTier, read_remote_settings
@@ -57,15 +48,16 @@ def command(*, jobs: int | None, cuda: Path | None) -> None:
         environment["SPARKWRIGHT_CUDA"] = str(cuda)
     script = Path(sys.argv[0]).absolute()
     program = (sys.executable, *(("-m", "sparkwright") if script.name == "__main__.py" else (str(script),)))
-    with store.running():
-        serve(
-            TaskRunner(store, program, given.name, environment),
-            given,
-            slots=jobs or now.cores,
-            mib=max(1, now.available_mib - default_reserve_mib(now)),
-            offers=_offers(cuda),
-            told=sys.stdin.buffer,
-        )
+    offer = Offer(
+        slots=jobs or now.cores,
+        mib=max(1, now.available_mib - default_reserve_mib(now)),
+        has=_offers(cuda),
+    )
+    runner = TaskRunner(store, program, given.name, environment)
+    # What is said here goes to the standard error: the output has replies alone.
+    with os.fdopen(os.dup(1), "wb") as tell, store.running():
+        os.dup2(2, 1)
+        serve(runner, given, offer, sys.stdin.buffer, tell)
 
 
 def _offers(cuda: Path | None) -> tuple[str, ...]:
@@ -73,7 +65,7 @@ def _offers(cuda: Path | None) -> tuple[str, ...]:
     from sparkwright.base.card import card_capability
     from sparkwright.distributed.tasks import CUDA, GB10, GPU
 
-    found = [f"machine-{platform.machine()}", *([CUDA] if cuda is not None else [])]
+    found = [CUDA] if cuda is not None else []
     card: tuple[int, ...] = ()
     with contextlib.suppress(ValueError):
         card = tuple(map(int, card_capability().split(".")))

@@ -1,4 +1,4 @@
-"""Run sparkwright command lines on other machines: over ssh, by Dask, their files through the store.
+"""Run sparkwright command lines on other machines: over ssh, their files through the store.
 
 Start reading at `Cluster.run`. A task is the words of a command line, such as ``sparkwright task run``, and
 files of the store that it reads below its working folder. A worker lays the files out, runs the command in a
@@ -6,8 +6,8 @@ process of its own, and returns the JSON document that it printed, with the file
 So this package knows nothing of what is compiled or verified, and a machine that is lost costs the
 tasks that it was running.
 
-Only that a task is to be done, and its document, goes through Dask. Files go through the store that the
-machines share, by their digests, and are verified when they come in.
+Only that a task is to be done, and its document, goes over the connection of ssh. Files go through the store
+that the machines share, by their digests, and are verified when they come in.
 """
 
 from sparkwright.distributed.address import ClusterAddress, parse_cluster

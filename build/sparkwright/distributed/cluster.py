@@ -1,9 +1,7 @@
-"""Run tasks on a cluster: start its workers, send tasks, take results, and send those again that are refused.
+"""Run tasks on other machines: start a worker on each over ssh, send tasks, and take results.
 
-The scheduler of Dask runs in this process and listens on the loopback interface alone. Each connection of ssh
-starts a worker and carries both directions; certificates are made for one command and go through ssh, so that
-no other user of these machines can speak with either side. The machines themselves can: a worker that was
-tampered with can run any program here, as the user who named its machine.
+A worker is a program at the other end of a connection of ssh: it reads tasks as lines, and writes replies as
+lines. Nothing listens on a port, and a machine can do no more here than to answer.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,16 +19,33 @@ import msgspec
 from sparkwright.base.config import decode_json
 from sparkwright.base.errors import ClusterError, SparkwrightError, ToolError, error_class
 from sparkwright.base.events import emit, task, warn
+from sparkwright.base.process import Completed, Dialogue
+from sparkwright.base.ssh import SshHost
 from sparkwright.distributed.address import ClusterAddress
-from sparkwright.distributed.ssh import start_workers
-from sparkwright.distributed.tasks import Done, Failed, Reply, Task, TaskLostError
-from sparkwright.distributed.worker import MIB, QUIET, SLOT, TaskRunner, run_task
+from sparkwright.distributed.tasks import (
+    GB10,
+    GPU,
+    Done,
+    Failed,
+    Offer,
+    Said,
+    Task,
+    TaskLostError,
+    WorkerSettings,
+    own_code,
+)
+from sparkwright.distributed.worker import ALIVE_S, TaskRunner
 from sparkwright.store import Store
 
-_POLL_S = 0.1
-_LOOK_S = 1.0
-_ATTEMPTS = 3
+_START = (
+    'PATH="$PATH:$HOME/.local/bin"; command -v sparkwright >/dev/null || exit 127; exec sparkwright worker'
+)
+_NOT_FOUND, _OF_SSH = 127, 255
+_READY_S = 90.0  # in which a worker has to be ready
 _ENDS_S = 15.0
+_POLL_S = 0.05
+_ATTEMPTS = 3
+_SHOWN = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,67 +53,16 @@ class Cluster:
     """Other machines, and the store that is shared with them.
 
     Attributes:
-        patience_s: how long to wait for a machine when none is left.
-        silent_s: how long a machine may send no sign of life, at least 5, before its tasks go to others.
+        silent_s: how long a machine may send no sign of life before its tasks go to others; workers send one
+            every `ALIVE_S`.
     """
 
     address: ClusterAddress
     store: Store
-    patience_s: float = 60.0
     silent_s: float = 60.0
 
-    @contextlib.contextmanager
-    def open(self) -> Iterator[Workers]:
-        """Yield workers on the machines, which end with the block.
-
-        Raises:
-            ClusterError: no worker can be had.
-            ToolError: the libraries are not installed, or no machine has this program.
-        """
-        with self.store.scratch() as folder, contextlib.ExitStack() as stack:
-            yield self._started(stack, folder)
-
-    def _started(self, stack: contextlib.ExitStack, folder: Path) -> Workers:
-        dask, distributed = _require_library()
-        limits = {
-            "temporary-directory": str(folder),
-            "distributed.scheduler.worker-ttl": f"{self.silent_s} s",
-        }
-        stack.enter_context(dask.config.set(limits | QUIET))
-        security = distributed.Security.temporary()
-        scheduler = stack.enter_context(
-            distributed.LocalCluster(
-                n_workers=0, host="127.0.0.1", protocol="tls://", security=security, silence_logs=50,
-                # Its web server is started in any case: on no port of others, and for this machine alone.
-                scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
-            )
-        )  # fmt: skip
-        client = stack.enter_context(distributed.Client(scheduler, security=security))
-        workers = Workers(self.address.name, client, self.patience_s)
-        with task(f"start workers on {len(self.address.hosts)} machines"):
-            refused = start_workers(
-                stack,
-                self.address.hosts,
-                scheduler.scheduler_address,
-                security,
-                workers.machines,
-                store_url="" if self.store.remote is None else self.store.remote.settings.url,
-                patience_s=min(_ENDS_S, self.silent_s),
-            )
-        for why in refused:
-            warn(f"{why.what}: {why.because}; {why.next_step}")
-        if len(refused) == len(self.address.hosts):
-            raise refused[0]
-        emit("cluster.opened", name=workers.name, slots=workers.slots, machines=len(workers.connected()))
-        return workers
-
     def run(
-        self,
-        tasks: Sequence[Task],
-        take: Callable[[Done], bool],
-        *,
-        title: str = "",
-        unit: str = "tasks",
+        self, tasks: Sequence[Task], take: Callable[[Done], bool], *, title: str = "", unit: str = "tasks"
     ) -> None:
         """Run *tasks*, at least one, on workers that are started for them.
 
@@ -114,28 +77,261 @@ class Cluster:
             SparkwrightError: the error of the first task that failed, or what *take* raises.
             ClusterError: no machine can be had, none has what a task needs, or a result did not arrive.
             TaskLostError: a task was lost several times.
+            ToolError: no machine has this program.
         """
         with contextlib.ExitStack() as stack:
-            own = stack.enter_context(self.open())
-            stack.callback(own.cancel)
+            machines = self._started(stack)
             shown = stack.enter_context(task(title, total=len(tasks), unit=unit)) if title else None
-            left = {one.name: one for one in tasks}
-            for needs in {one.needs for one in tasks}:
-                own.require(needs)  # before anything starts
-            for one in sorted(tasks, key=lambda one: (-one.seconds, one.name)):
-                own.submit(one)
-            for done in own.results():
-                if done is not None:
-                    if not _taken(take, done):
-                        own.refuse(left[done.name], done.machine)
-                        continue
-                    del left[done.name]
-                    if shown is not None:
+            work = Work(self.address.name, machines, tasks)
+            while work.left:
+                work.hand_out()
+                for done in self._replies(work):
+                    taken = _taken(take, done)
+                    work.end(done, taken=taken)
+                    if taken and shown is not None:
                         shown.advance(1)
                 if shown is not None:
-                    seconds = [one.seconds for one in left.values()]
-                    expected = max([*seconds, sum(seconds) / max(1, own.slots)]) if seconds else 0.0
-                    shown.advance(0, left=expected, running=own.running())
+                    shown.advance(0, left=work.expected_s(), running=work.running())
+
+    def _started(self, stack: contextlib.ExitStack) -> list[Machine]:
+        """Start a worker on each machine for the length of *stack*; return those that are ready."""
+        store_url = "" if self.store.remote is None else self.store.remote.settings.url
+        machines = []
+        with task(f"start workers on {len(self.address.hosts)} machines"):
+            for host in self.address.hosts:
+                there = stack.enter_context(Dialogue(host.argv(_START), patience_s=_ENDS_S))
+                settings = WorkerSettings(code=own_code(), store_url=store_url, name=host.shown)
+                there.send(msgspec.json.encode(settings) + b"\n")
+                machines.append(Machine(host, there))
+            refused = {one.name: why for one in machines if (why := _refused(one)) is not None}
+        for why in refused.values():
+            warn(f"{why.what}: {why.because}; {why.next_step}")
+        if len(refused) == len(machines):
+            raise next(iter(refused.values()))
+        ready = [one for one in machines if one.name not in refused]
+        slots = sum(one.offer.slots for one in ready)
+        emit("cluster.opened", name=self.address.name, slots=slots, machines=len(ready))
+        return ready
+
+    def _replies(self, work: Work) -> Iterator[Done]:
+        """Yield the results that have come; wait a little where none has. Lost machines lose their tasks."""
+        quiet = True
+        for machine in [one for one in work.machines if one.alive]:
+            now = time.monotonic()
+            if now - machine.told > ALIVE_S:
+                machine.there.send(b"\n")
+                machine.told = now
+            try:
+                while (line := machine.there.line(0.0)) is not None:
+                    machine.heard, quiet = now, False
+                    said = decode_json(line, Said)
+                    if isinstance(said, Done) and said.name in machine.running:
+                        yield said
+                    elif isinstance(said, Failed) and said.name in machine.running:
+                        work.fail(machine, said)
+            except (EOFError, msgspec.MsgspecError):
+                work.lose(machine)
+                continue
+            if now - machine.heard > self.silent_s:
+                work.lose(machine)
+        if quiet:
+            time.sleep(_POLL_S)
+
+
+@dataclass
+class Machine:
+    """A machine with a worker.
+
+    Attributes:
+        offer: what it offers, once it is ready.
+        running: its tasks, with the time of their start.
+        refused: results of it that were not taken.
+        fit: it gets tasks.
+        alive: it is connected.
+        heard: when it gave the last sign of life.
+        told: when it was sent the last one.
+    """
+
+    host: SshHost
+    there: Dialogue
+    offer: Offer = field(default_factory=lambda: Offer(slots=0, mib=0, has=()))
+    running: dict[str, tuple[Task, float]] = field(default_factory=dict)
+    refused: int = 0
+    fit: bool = True
+    alive: bool = True
+    heard: float = field(default_factory=time.monotonic)
+    told: float = field(default_factory=time.monotonic)
+
+    @property
+    def name(self) -> str:
+        """The machine as messages and results name it."""
+        return self.host.shown
+
+    def can(self, needs: Collection[str]) -> bool:
+        """Tell if it gets tasks, and has all of *needs*."""
+        return self.fit and set(needs) <= set(self.offer.has)
+
+    def has_room(self, asked: Task) -> bool:
+        """Tell if it can begin *asked* now: a card serves one task, and one that is too large runs alone."""
+        tasks = [one for one, _ in self.running.values()]
+        card = {GPU, GB10}
+        busy = card & set(asked.needs) and any(card & set(one.needs) for one in tasks)
+        fits = not tasks or sum(one.mib for one in tasks) + asked.mib <= self.offer.mib
+        return len(tasks) < self.offer.slots and fits and not busy
+
+
+class Work:
+    """The tasks of one run, and who has which.
+
+    Attributes:
+        left: tasks without a result, by name.
+    """
+
+    def __init__(self, name: str, machines: Sequence[Machine], tasks: Sequence[Task]) -> None:
+        """Begin with *tasks* on *machines*, which messages call *name*.
+
+        Raises:
+            ClusterError: no machine has what a task needs.
+        """
+        self.name, self.machines = name, machines
+        self.left = {one.name: one for one in tasks}
+        self._waiting = sorted(tasks, key=lambda one: (-one.seconds, one.name))
+        self._attempts: Counter[str] = Counter()
+        self._avoided: dict[str, str] = {}
+        for one in tasks:
+            self._require(one.needs)
+
+    def _require(self, needs: Collection[str]) -> None:
+        if any(one.can(needs) for one in self.machines):
+            return
+        fit = [one for one in self.machines if one.fit]
+        if not fit:
+            raise ClusterError(
+                f"no machine of {self.name} is left",
+                because="all were lost",
+                next_step="check the machines, or do without --cluster; what is finished is kept",
+            )
+        offered = sorted({name for one in fit for name in one.offer.has})
+        raise ClusterError(
+            f"no machine of {self.name} can do this",
+            because=f"it needs {', '.join(needs)}, and they offer {', '.join(offered)}",
+            next_step="name a machine that has it, or do without --cluster",
+        )
+
+    def hand_out(self) -> None:
+        """Send each waiting task to a machine with room for it, the longest first.
+
+        Raises:
+            ClusterError: no machine is left that has what one needs.
+        """
+        for asked in list(self._waiting):
+            self._require(asked.needs)
+            able = [one for one in self.machines if one.can(asked.needs)]
+            # Not the one that gave no good result, if there are others.
+            others = [one for one in able if one.name != self._avoided.get(asked.name)] or able
+            free = [one for one in others if one.has_room(asked)]
+            if free:
+                chosen = max(free, key=lambda one: one.offer.slots - len(one.running))
+                self._waiting.remove(asked)
+                chosen.running[asked.name] = asked, time.monotonic()
+                chosen.there.send(msgspec.json.encode(asked) + b"\n")
+
+    def end(self, done: Done, *, taken: bool) -> None:
+        """Take note of a result, which is made again where it was not *taken*."""
+        machine = next(one for one in self.machines if done.name in one.running)
+        if taken:
+            del machine.running[done.name], self.left[done.name]
+        else:
+            self._refuse(machine, done.name, "it was not what was asked for")
+
+    def fail(self, machine: Machine, failed: Failed) -> None:
+        """Raise the error of a task that fails everywhere; have another one made again.
+
+        Raises:
+            SparkwrightError: the task's, or that of the last machine.
+            TaskLostError: it was the last try.
+        """
+        emit("cluster.task-failed", task=failed.name, machine=machine.name, because=failed.because)
+        if failed.fault == "task":
+            raise _error(failed, machine.name)
+        if failed.fault != "machine":
+            self._refuse(machine, failed.name, failed.because)
+            return
+        if machine.fit:
+            warn(f"{machine.name} is left out: {failed.what}: {failed.because}; {failed.next_step}")
+            machine.fit = False
+        if not any(one.fit for one in self.machines):
+            raise _error(failed, machine.name)
+        self._again(machine, failed.name)
+
+    def lose(self, machine: Machine) -> None:
+        """Give the tasks of a machine that is lost to others.
+
+        Raises:
+            TaskLostError: one was lost several times.
+        """
+        machine.fit = machine.alive = False
+        machine.there.kill()
+        emit("cluster.lost", machine=machine.name, tasks=list(machine.running))
+        for name in list(machine.running):
+            self._attempts[name] += 1
+            if self._attempts[name] >= _ATTEMPTS:
+                raise TaskLostError(
+                    f"{name} was not finished",
+                    because="every machine that tried it was lost",
+                    next_step="check the machines and their memory; what is finished stays",
+                )
+            self._again(machine, name)
+
+    def _again(self, machine: Machine, name: str) -> None:
+        asked, _ = machine.running.pop(name)
+        self._waiting.insert(0, asked)
+
+    def _refuse(self, machine: Machine, name: str, because: str) -> None:
+        """Have a task run again of which *machine* gave no good result.
+
+        A machine that did so several times is left out, if others have delivered all of theirs.
+        """
+        self._attempts[name] += 1
+        if self._attempts[name] >= _ATTEMPTS:
+            raise TaskLostError(
+                f"the result of {name} did not arrive",
+                because=f"on {machine.name}, as before on others, {because}",
+                next_step="check the machines, and the store that they share: sparkwright store status",
+            )
+        emit("cluster.result-refused", task=name, machine=machine.name)
+        if not machine.refused:
+            warn(
+                f"a result of {machine.name} did not arrive, and is made again; after {_ATTEMPTS} the "
+                "machine is left out: check there that it reaches the store (sparkwright store status)"
+            )
+        machine.refused += 1
+        if machine.refused >= _ATTEMPTS and any(one.fit and not one.refused for one in self.machines):
+            emit("cluster.left-out", machine=machine.name, refused=machine.refused)
+            machine.fit = False
+        self._avoided[name] = machine.name
+        self._again(machine, name)
+
+    def expected_s(self) -> float:
+        """Return the seconds that what is left is expected to take."""
+        seconds = [one.seconds for one in self.left.values()]
+        slots = sum(one.offer.slots for one in self.machines if one.fit)
+        return max([*seconds, sum(seconds) / max(1, slots)]) if seconds else 0.0
+
+    def running(self) -> list[dict[str, Any]]:
+        """Return the tasks that run, as progress takes them."""
+        now = time.monotonic()
+        return [
+            {
+                "name": asked.name,
+                "machine": machine.name,
+                "elapsed": now - begun,
+                "expected": asked.seconds,
+                "mib": asked.mib,
+            }
+            for machine in self.machines
+            for asked, begun in machine.running.values()
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +348,7 @@ class ThisMachine:
             if isinstance(reply, Failed) and not reply.fault:
                 raise TaskLostError(reply.what, because=reply.because)
             if isinstance(reply, Failed):
-                raise _error(reply)
+                raise _error(reply, "this machine")
             if not _taken(take, reply):
                 raise TaskLostError(f"the result of {one.name} is not what was asked for")
 
@@ -164,261 +360,47 @@ def _taken(take: Callable[[Done], bool], done: Done) -> bool:
         return False
 
 
-@dataclass
-class Workers:
-    """Connected workers, and the tasks of one run on them.
-
-    Attributes:
-        patience_s: how long to wait for a worker when none is left.
-    """
-
-    name: str
-    client: Any
-    patience_s: float
-    _unfit: set[str] = field(default_factory=set)
-    _numbers: Counter[str] = field(default_factory=Counter)
-    _futures: dict[Any, tuple[Task, float, list[str]]] = field(default_factory=dict)
-    _attempts: Counter[str] = field(default_factory=Counter)
-    _refused: Counter[str] = field(default_factory=Counter)
-    _running: list[dict[str, Any]] = field(default_factory=list)
-    _looked: float = 0.0
-    _connected: dict[str, tuple[str, dict[str, float]]] = field(default_factory=dict)
-    _asked: float = 0.0
-
-    def connected(self) -> dict[str, tuple[str, dict[str, float]]]:
-        """Return machine and resources of each worker, by address, as of 0.1 s ago: a reading takes 3 ms.
-
-        Raises:
-            ClusterError: the scheduler is gone.
-        """
-        now = time.monotonic()
-        if now - self._asked < _POLL_S:
-            return self._connected
-        # Not `Client.scheduler_info`: it returns what a timer of the client may have replaced meanwhile, by a
-        # summary without workers.
-        try:
-            found = self.client.sync(self.client.scheduler.identity, n_workers=-1)
-        except OSError as error:
-            raise _deserted(self.name, "the scheduler was lost") from error
-        self._asked = now
-        self._connected = {
-            home: (str(worker["name"]).rpartition(" ")[0], worker["resources"])
-            for home, worker in found["workers"].items()
-        }
-        return self._connected
-
-    def machines(self) -> frozenset[str]:
-        """Return the names of the machines whose workers are connected."""
-        return frozenset(machine for machine, _ in self.connected().values())
-
-    def _able(self, needs: Collection[str] = ()) -> dict[str, dict[str, float]]:
-        """Return the resources of the workers that have all of *needs* and are not left out, by address."""
-        return {
-            home: resources
-            for home, (machine, resources) in self.connected().items()
-            if machine not in self._unfit and all(resources.get(one, 0) for one in needs)
-        }
-
-    @property
-    def slots(self) -> int:
-        """Return the number of tasks that all workers together run at once."""
-        return int(sum(resources.get(SLOT, 0) for resources in self._able().values()))
-
-    def require(self, needs: Collection[str]) -> dict[str, dict[str, float]]:
-        """Return the resources of the workers that have all of *needs*, by address.
-
-        Raises:
-            ClusterError: no worker is left, or has them.
-        """
-        if found := self._able(needs):
-            return found
-        workers = self._able()
-        if not workers:
-            raise _deserted(self.name, "none is connected")
-        offered = sorted({one for resources in workers.values() for one in resources} - {SLOT, MIB})
-        raise ClusterError(
-            f"no machine of {self.name} can do this",
-            because=f"it needs {', '.join(needs)}, and they offer {', '.join(offered)}",
-            next_step="name a machine that has it, or do without --cluster",
-        )
-
-    def submit(self, asked: Task, *, avoid: str = "") -> None:
-        """Have a task run, not by the machine *avoid* if there are others; the longest are started first."""
-        able = self.require(asked.needs)
-        machines = {home: machine for home, (machine, _) in self.connected().items()}
-        preferred = [home for home in able if machines.get(home) != avoid] or list(able)
-        demanded = min(asked.mib, max(able[home].get(MIB, 0) for home in preferred))
-        self._numbers[asked.name] += 1
-        future = self.client.submit(
-            run_task,
-            msgspec.json.encode(asked),
-            key=f"{asked.name}-{self._numbers[asked.name]}",
-            resources={SLOT: 1, MIB: demanded, **dict.fromkeys(asked.needs, 1)},
-            workers=preferred if self._unfit or avoid else None,
-            priority=asked.seconds,
-            pure=False,
-        )
-        self._futures[future] = asked, demanded, preferred
-
-    def refuse(self, asked: Task, machine: str, because: str = "it was not what was asked for") -> None:
-        """Have a task run again of which *machine* gave no good result: elsewhere, if there are others.
-
-        A machine that did so several times is left out, if others have delivered all of theirs.
-
-        Raises:
-            TaskLostError: it was the last try.
-            ClusterError: no worker is left.
-        """
-        self._attempts[asked.name] += 1
-        if self._attempts[asked.name] >= _ATTEMPTS:
-            raise TaskLostError(
-                f"the result of {asked.name} did not arrive",
-                because=f"on {machine}, as before on others, {because}",
-                next_step="check the machines, and the store that they share: sparkwright store status",
-            )
-        emit("cluster.result-refused", task=asked.name, machine=machine)
-        if not self._refused[machine]:
-            warn(
-                f"a result of {machine} did not arrive, and is made again; after {_ATTEMPTS} the machine "
-                "is left out: check there that it reaches the store (sparkwright store status)"
-            )
-        self._refused[machine] += 1
-        if self._refused[machine] >= _ATTEMPTS and any(not self._refused[one] for one in self.machines()):
-            emit("cluster.left-out", machine=machine, refused=self._refused[machine])
-            self._unfit.add(machine)
-        self.submit(asked, avoid=machine)
-
-    def cancel(self) -> None:
-        """Give up the tasks that have no result; one that runs goes on, and its result is not waited for."""
-        with contextlib.suppress(Exception):  # the scheduler may be gone
-            self.client.cancel(list(self._futures))
-        self._futures.clear()
-
-    def results(self) -> Iterator[Done | None]:
-        """Yield each result as it comes, and `None` now and then while none does, until all are there.
-
-        A task whose worker is lost is run by another one. A machine that is unfit gets no further task.
-
-        Raises:
-            SparkwrightError: the error of a task that failed.
-            ClusterError: no worker is left, or a task lost several.
-        """
-        alone_since: float | None = None
-        while self._futures:
-            if self.client.status != "running":
-                raise _deserted(self.name, "the scheduler was lost")
-            ready = [future for future in self._futures if future.done()]
-            for future in ready:
-                asked, *_ = self._futures.pop(future)
-                if (done := self._result(future, asked)) is not None:
-                    yield done
-            if ready:
-                alone_since = None
-                continue
-            yield None
-            time.sleep(_POLL_S)
-            wanted = {asked.needs for asked, *_ in self._futures.values()}
-            if all(self._able(needs) for needs in wanted):
-                alone_since = None
-                self._move_stranded()
-                continue
-            alone_since = alone_since or time.monotonic()
-            if time.monotonic() - alone_since > self.patience_s:
-                raise _deserted(self.name, f"all were lost, and none came back in {self.patience_s:g} s")
-
-    def _result(self, future: Any, asked: Task) -> Done | None:
-        """Return the result of a finished task, or `None` if it was given to another worker."""
-        if future.status in {"cancelled", "lost"}:
-            raise _deserted(self.name, "the scheduler was lost")
-        if future.status != "finished":
-            error = future.exception()
-            lost = type(error).__name__ == "KilledWorker"
-            raise TaskLostError(
-                f"{asked.name} was not finished",
-                because="every machine that tried it was lost" if lost else f"a worker failed: {error!r}",
-                next_step="check the machines and their memory, or do without them; what is finished stays",
-            )
-        reply: Done | Failed = decode_json(future.result(), Reply)
-        if isinstance(reply, Done):
-            return reply
-        emit("cluster.task-failed", task=reply.name, machine=reply.machine, because=reply.because)
-        if reply.fault == "task":
-            raise _error(reply)
-        if reply.fault == "machine":
-            if reply.machine not in self._unfit:
-                warn(f"{reply.machine} is left out: {reply.what}: {reply.because}; {reply.next_step}")
-                self._unfit.add(reply.machine)
-            if not self._able():
-                raise _error(reply)
-            self.submit(asked)
-        else:
-            self.refuse(asked, reply.machine, reply.because)
-        return None
-
-    def _move_stranded(self) -> None:
-        """Submit those tasks again that wait for lost workers: for their own ones, or for larger ones."""
-        for future, (asked, demanded, homes) in list(self._futures.items()):
-            able = self._able(asked.needs)
-            largest = max((one.get(MIB, 0) for one in able.values()), default=demanded)
-            if able and (demanded > largest or not able.keys() & set(homes)):
-                self._futures.pop(future)
-                self.client.cancel([future])
-                self.submit(asked)
-
-    def running(self) -> list[dict[str, Any]]:
-        """Return the tasks that run, as `Task.advance` takes them; the scheduler is read once a second."""
-        now = time.monotonic()
-        if now - self._looked > _LOOK_S:
-            self._looked = now
-            with contextlib.suppress(Exception):  # progress is no reason to end a build
-                known = {future.key: asked for future, (asked, *_) in self._futures.items()}
-                self._running = [
-                    {
-                        "name": known[key].name,
-                        "machine": name.rpartition(" ")[0],
-                        "elapsed": elapsed,
-                        "expected": known[key].seconds,
-                        "mib": known[key].mib,
-                    }
-                    for name, key, elapsed in self.client.run_on_scheduler(_executing)
-                    if key in known
-                ]
-        return self._running
-
-
-def _executing(dask_scheduler: Any) -> list[tuple[str, str, float]]:
-    """Return worker, key and seconds of each task that runs; called by the scheduler, in this process."""
-    return [
-        (str(worker.name), one.key, float(seconds))
-        for worker in dask_scheduler.workers.values()
-        for one, seconds in worker.executing.items()
-    ]
-
-
-def _error(failed: Failed) -> SparkwrightError:
+def _error(failed: Failed, machine: str) -> SparkwrightError:
     """Return the error of a task, with the machine's name."""
     kind = error_class(failed.kind, ClusterError)
-    return kind(failed.what, because=f"on {failed.machine}: {failed.because}", next_step=failed.next_step)
+    return kind(failed.what, because=f"on {machine}: {failed.because}", next_step=failed.next_step)
 
 
-def _require_library() -> tuple[Any, Any]:
-    try:
-        import dask
-
-        dask.config.set({"distributed.logging.distributed": "critical"})
-        import distributed
-    except ImportError as error:
-        raise ToolError(
-            "other machines cannot be used",
-            because=f"the package {error.name} is not installed",
-            next_step="pip install 'sparkwright[cluster]'",
-        ) from error
-    return dask, distributed
-
-
-def _deserted(name: str, because: str) -> ClusterError:
+def _refused(machine: Machine) -> ClusterError | ToolError | None:
+    """Wait until *machine* says what it offers; return why it cannot be used if it does not."""
+    end = machine.told + _READY_S
+    while True:
+        try:
+            line = machine.there.line(max(0.0, end - time.monotonic()))
+        except EOFError:
+            return _refusal(machine.host.host, machine.there.end())
+        if line is None:
+            break
+        # What the shell of a login says comes before.
+        with contextlib.suppress(msgspec.MsgspecError):
+            if isinstance(offer := decode_json(line, Said), Offer):
+                machine.offer, machine.heard = offer, time.monotonic()
+                return None
+    machine.there.kill()
     return ClusterError(
-        f"no machine of {name} is left",
-        because=because,
-        next_step="check the machines, or do without --cluster; what is finished is kept",
+        f"{machine.host.host} does not answer",
+        because=f"its worker was not ready within {_READY_S:g} s",
+        next_step="check the machine, and what its shell does at a login",
     )
+
+
+def _refusal(name: str, ended: Completed) -> ClusterError | ToolError:
+    """Return why a connection that has *ended* gave no worker."""
+    because = " ".join(ended.stderr.split())[-_SHOWN:] or f"it ended with status {ended.status}"
+    if ended.status == _NOT_FOUND:
+        return ToolError(
+            f"{name} has no sparkwright",
+            because="it is neither on PATH there nor in ~/.local/bin",
+            next_step="install the same commit there",
+        )
+    if ended.status == _OF_SSH:
+        return ClusterError(
+            f"{name} cannot be reached", because=because, next_step=f"try it by hand: ssh {name} true"
+        )
+    kind = ToolError if ended.status == ToolError.exit_code else ClusterError
+    return kind(f"{name} cannot be used", because=because, next_step="install the same commit there")

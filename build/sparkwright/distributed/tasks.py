@@ -1,4 +1,4 @@
-"""Tasks, their results, and the settings of a worker: what goes between the machines, as JSON."""
+"""Tasks, their results, and the settings of a worker: what goes between the machines, as lines of JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparkwright.base.errors import ClusterError
 CUDA, GPU, GB10 = "cuda", "gpu", "gb10"
 """Needs that only some machines meet: an installed CUDA toolkit; a card of NVIDIA's; one like GB10's.
 
-A card serves one task at a time. A kind of machine is a need, too, such as ``machine-aarch64``.
+A card serves one task at a time.
 """
 OUT = "out"
 """The folder, below a task's working folder, whose files are the files of its result."""
@@ -81,25 +81,38 @@ class Failed(Model, frozen=True, kw_only=False, tag="failed"):
 Reply = Done | Failed
 
 
+class Offer(Model, frozen=True, kw_only=False, tag="offer"):
+    """The first word of a worker that is ready.
+
+    Attributes:
+        slots: tasks that the machine runs at once.
+        mib: memory that these may take together.
+        has: what tasks may need of it.
+    """
+
+    slots: int
+    mib: int
+    has: tuple[str, ...]
+
+
+class Alive(Model, frozen=True, tag="alive"):
+    """A worker's sign of life."""
+
+
+Said = Done | Failed | Offer | Alive
+"""A line of a worker."""
+
+
 class WorkerSettings(Model, frozen=True):
-    """The settings of a worker: the one line that it reads from its standard input.
+    """The settings of a worker: the first line that it reads; the others are tasks, or empty.
 
     Attributes:
         code: digest of the program that asks; see `own_code`.
-        scheduler, listen, contact: addresses of the scheduler and of the worker, as seen from the worker,
-            and of the worker as seen from the scheduler.
-        ca, cert, key: certificates of the cluster and the worker's private key (PEM).
         store_url: the store that machines share; empty for what is configured there.
         name: the machine's, in progress and errors.
     """
 
     code: str
-    scheduler: str
-    listen: str
-    contact: str
-    ca: str
-    cert: str
-    key: str
     store_url: str
     name: str
 

@@ -1,24 +1,20 @@
-"""A worker: the process on another machine that runs tasks for a command, until that ends.
+"""A worker: the process on another machine that runs tasks for a command, until its input ends.
 
-`TaskRunner` runs tasks, each in a process of its own; `serve` runs those that a scheduler of Dask hands out.
+`TaskRunner` runs tasks, each in a process of its own; `serve` runs those that it reads.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import importlib
 import json
-import logging
 import os
-import shutil
-import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import msgspec
 
@@ -26,26 +22,29 @@ from sparkwright.base.config import decode_json
 from sparkwright.base.errors import SparkwrightError, StorageError, ToolError
 from sparkwright.base.process import start
 from sparkwright.distributed.inputs import share_file
-from sparkwright.distributed.tasks import GB10, GPU, OUT, Done, Failed, Reply, Task, WorkerSettings, own_code
+from sparkwright.distributed.tasks import (
+    GB10,
+    GPU,
+    OUT,
+    Alive,
+    Done,
+    Failed,
+    Offer,
+    Reply,
+    Said,
+    Task,
+    WorkerSettings,
+    own_code,
+)
 from sparkwright.store import Store
-from sparkwright.store.owned import owned_folder, sweep_abandoned
 
-SLOT, MIB = "SLOT", "MIB"
-"""Dask's resources: a task, and a MiB of memory. What a machine has is a resource, too."""
-QUIET = {
-    "distributed.worker.profile.enabled": False,
-    "distributed.admin.tick.interval": "500 ms",
-    "distributed.admin.system-monitor.interval": "5 s",
-    "distributed.admin.system-monitor.disk": False,
-    "distributed.admin.system-monitor.gil.enabled": False,
-}
-"""Dask's settings without what it records for its dashboard, 3 % of a core of every idle worker."""
+ALIVE_S = 5.0
+"""Both ends send a sign of life this often, at least."""
 # Errors of the machine on which they occur: another one may do better, and this one would not.
 _OF_THE_MACHINE = frozenset(
     {"ClusterError", "EnvironmentSetupError", "FetchError", "NotInStoreError", "ToolError"}
 )
-_FOLDER = "sparkwright-worker-"
-_GIVES_UP_S = 30
+_GIVES_UP_S = 300.0  # without a sign of life; the command may take a large result meanwhile
 _ENDS_S = 3.0
 _POLL_S = 0.02
 
@@ -149,23 +148,9 @@ class TaskRunner:
 
 
 def serve(
-    runner: TaskRunner,
-    settings: WorkerSettings,
-    *,
-    slots: int,
-    mib: int,
-    offers: tuple[str, ...],
-    told: BinaryIO,
+    runner: TaskRunner, settings: WorkerSettings, offer: Offer, told: Iterable[bytes], tell: BinaryIO
 ) -> None:
-    """Run what the scheduler of *settings* asks for, until *told* ends or the scheduler is gone.
-
-    Args:
-        runner: runs tasks.
-        settings: addresses and certificates.
-        slots: tasks that this machine runs at once.
-        mib: memory in MiB that these may take together.
-        offers: what tasks may need of it.
-        told: input that ends with the command that sent the settings.
+    """Run the tasks that are *told*, a line each, at the same time, until no more are; *tell* each reply.
 
     Raises:
         ToolError: the program that sent the settings is another one.
@@ -176,67 +161,33 @@ def serve(
             because="sparkwright is another state here",
             next_step="install the same commit on both",
         )
-    logging.getLogger("distributed").setLevel(logging.CRITICAL)
-    temporary = Path(tempfile.gettempdir())
-    sweep_abandoned(temporary, _FOLDER)  # a worker that was killed has left its own
-    with owned_folder(temporary, _FOLDER) as folder:
-        _here[:] = [runner]
-        # A card serves one task at a time, all else as many as there are slots.
-        resources = {SLOT: slots, MIB: mib, **{one: 1 if one in {GPU, GB10} else slots for one in offers}}
-        asyncio.run(_serve(runner, settings, resources, folder, told))
+    stop, telling, heard = threading.Event(), threading.Lock(), [time.monotonic()]
 
+    def say(said: Said) -> None:
+        try:
+            with telling:
+                tell.write(msgspec.json.encode(said) + b"\n")
+                tell.flush()
+        except OSError:
+            stop.set()
 
-async def _serve(
-    runner: TaskRunner,
-    settings: WorkerSettings,
-    resources: Mapping[str, int],
-    folder: Path,
-    told: BinaryIO,
-) -> None:
-    distributed: Any = importlib.import_module("distributed")
-    importlib.import_module("dask").config.set(QUIET)
-    worker = distributed.Worker(
-        settings.scheduler,
-        name=f"{runner.machine} {os.getpid()}",
-        nthreads=resources[SLOT],
-        resources=dict(resources),
-        host=settings.listen,
-        contact_address=settings.contact,
-        security=distributed.Security(
-            tls_ca_file=settings.ca,
-            tls_worker_cert=settings.cert,
-            tls_worker_key=settings.key,
-            require_encryption=True,
-        ),
-        dashboard=False,
-        dashboard_address="127.0.0.1:0",
-        memory_limit=0,
-        death_timeout=_GIVES_UP_S,
-        local_directory=str(folder / "dask"),
-    )
-    ended, loop = asyncio.Event(), asyncio.get_running_loop()
-    # From the start: the scheduler may be gone before it is reached.
-    threading.Thread(target=_until_end, args=(told, loop, ended, folder), daemon=True).start()
-    async with worker:
-        finished = asyncio.ensure_future(worker.finished())
-        await asyncio.wait({finished, asyncio.ensure_future(ended.wait())}, return_when="FIRST_COMPLETED")
+    def work(task: Task) -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            say(runner.run(task, stop))
 
+    def watch() -> None:
+        while not stop.wait(ALIVE_S) and time.monotonic() - heard[0] < _GIVES_UP_S:
+            say(Alive())
+        stop.set()
+        time.sleep(_ENDS_S)
+        # A thread cannot be ended; the program that it runs ends with this process.
+        os._exit(1)
 
-def _until_end(told: BinaryIO, loop: asyncio.AbstractEventLoop, ended: asyncio.Event, folder: Path) -> None:
-    """Wait for the end of *told*, and end this process then, a task that runs with it."""
-    while told.read(1 << 10):
-        pass
-    with contextlib.suppress(RuntimeError):  # the loop has ended already
-        loop.call_soon_threadsafe(ended.set)
-    time.sleep(_ENDS_S)
-    # A thread cannot be ended; the program that it runs ends with this process.
-    shutil.rmtree(folder, ignore_errors=True)
-    os._exit(1)
-
-
-_here: list[TaskRunner] = []
-
-
-def run_task(data: bytes) -> bytes:
-    """Run a `Task` in JSON, and return the `Reply` in JSON. Dask runs this function on a worker."""
-    return msgspec.json.encode(_here[0].run(decode_json(data, Task)))
+    say(offer)
+    threading.Thread(target=watch, daemon=True).start()
+    with ThreadPoolExecutor(offer.slots) as pool:
+        for line in told:
+            heard[0] = time.monotonic()
+            if line.strip():
+                pool.submit(work, decode_json(line, Task))
+        stop.set()

@@ -24,6 +24,7 @@ from sparkwright.probe import Proof
 from sparkwright.rehearsal.model import WrittenFile
 from sparkwright.store import storing, write_atomically
 
+
 class Delivered(Model, frozen=True):
     """The files and proposals of a night.
 
@@ -150,5 +151,3 @@ def _proofs(job: Job, found: TargetNight) -> dict[str, Proof]:
     report = Merging(job, found.target).report
     proofs = ((carry, find_proof(job, report, carry)) for carry in job.spec.carries)
     return {carry.name: proof for carry, proof in proofs if proof is not None}
-
-

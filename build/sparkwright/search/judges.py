@@ -6,8 +6,8 @@ is served, a command what its words mention. What cannot be made is untestable, 
 
 from __future__ import annotations
 
-import re
 import os
+import re
 import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from sparkwright.carries import ProbeSpec, load_carry
 from sparkwright.engine.verifier import Verifier
 from sparkwright.merge import OutcomeKind
 from sparkwright.probe import prepare_environment
-from sparkwright.probe.proof import ProbeRun, named_modules
+from sparkwright.probe.proof import named_modules
 from sparkwright.probe.runner import run_probe
 from sparkwright.search.candidates import Realiser
 from sparkwright.search.metric import MetricJudge, Sampler, parse_figure

@@ -41,13 +41,13 @@ def owned_file(folder: Path, prefix: str) -> Iterator[tuple[int, Path]]:
 
 
 @contextlib.contextmanager
-def owned_folder(parent: Path, prefix: str = "") -> Iterator[Path]:
+def owned_folder(parent: Path) -> Iterator[Path]:
     """Give a new folder in *parent*, ours for the length of the block and gone after it.
 
-    Its name begins with *prefix*, or with the number of this process.
+    Its name begins with the number of this process.
     """
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=prefix or f"{os.getpid()}-", dir=parent))
+        folder = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=parent))
         handle = _open_lock(folder)
         if handle is None:
             continue  # another sweep was faster
@@ -83,17 +83,6 @@ def sweep_file(path: Path) -> None:
     with _opened(path) as handle:
         if handle is None or _lock(handle):
             path.unlink(missing_ok=True)
-
-
-def sweep_abandoned(parent: Path, prefix: str) -> None:
-    """Remove the folders in *parent* that `owned_folder` made with *prefix* and whose owners are dead.
-
-    Folders of other users and folders without a lock, which a process of another program may be using, stay.
-    """
-    for folder in parent.glob(f"{prefix}*"):
-        with contextlib.suppress(OSError):
-            if folder.lstat().st_uid == os.getuid() and (folder / _LOCK).exists():
-                sweep_folder(folder)
 
 
 def sweep_folder(folder: Path) -> None:

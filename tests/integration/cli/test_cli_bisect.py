@@ -143,7 +143,9 @@ def test_a_wheel_cannot_name_a_carry_elsewhere(patched: World, name: str) -> Non
     assert "carries[" in ran.json["error"]["because"]
 
 
-@pytest.mark.parametrize("spec", ["nonsense", "1.2.0-x.whl", "https://127.0.0.1/x.whl", "spark@later", "--all", "0123456789"])
+@pytest.mark.parametrize(
+    "spec", ["nonsense", "1.2.0-x.whl", "https://127.0.0.1/x.whl", "spark@later", "--all", "0123456789"]
+)
 def test_what_names_no_build_spec_is_refused(patched: World, spec: str) -> None:
     ran = patched.call("bisect", "--judge", "merge", "--json", "--", spec, "HEAD")
     assert ran.status == BisectionError.exit_code

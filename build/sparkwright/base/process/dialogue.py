@@ -16,6 +16,7 @@ from sparkwright.base.process.run import TAIL, Completed, log_end, not_started
 from sparkwright.base.process.session import kill_group
 
 _PIECE = 1 << 16
+_LONGEST = 1 << 27  # of a line: no program says so much at once
 
 
 class Dialogue:
@@ -76,7 +77,7 @@ class Dialogue:
         """Return its next line without the newline; `None` if none came in time.
 
         Raises:
-            EOFError: its output has ended.
+            EOFError: its output has ended, or has a line without end.
         """
         end = time.monotonic() + wait_s
         while b"\n" not in self._rest:
@@ -86,7 +87,7 @@ class Dialogue:
             if not ready:
                 return None
             piece = os.read(self._child.stdout.fileno(), _PIECE)
-            if not piece:
+            if not piece or len(self._rest) > _LONGEST:
                 raise EOFError
             self._rest += piece
         found, _, self._rest = self._rest.partition(b"\n")

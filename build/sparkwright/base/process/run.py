@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TypeAlias
+from typing import TypeAlias
 
 from sparkwright.base.errors import ProcessError, ToolError
 from sparkwright.base.events import emit
@@ -182,12 +182,11 @@ def log_end(result: Completed, env: Mapping[str, str] | None) -> None:
 UnguardedProcess: TypeAlias = subprocess.Popen[bytes]
 
 
-def start_unguarded(argv: Sequence[str | Path], *, errors: IO[bytes] | None = None) -> UnguardedProcess:
+def start_unguarded(argv: Sequence[str | Path]) -> UnguardedProcess:
     """Start a program in this process's group, without a guard.
 
-    It reads from a pipe that closes when this process ends, and its output is discarded, but for its standard
-    error where a file for that is given. For a server that manages its own processes; to end a program with
-    this process, use `start`.
+    It reads from a pipe that closes when this process ends, and its output is discarded. For a server that
+    manages its own processes; to end a program with this process, use `start`.
 
     Raises:
         ToolError: the program does not exist, or may not be run.
@@ -195,6 +194,6 @@ def start_unguarded(argv: Sequence[str | Path], *, errors: IO[bytes] | None = No
     command = tuple(str(part) for part in argv)
     silent = subprocess.DEVNULL
     try:
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=errors or silent)
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=silent)
     except OSError as error:
         raise not_started(command, error) from error
