@@ -161,7 +161,8 @@ def serve(
             because="sparkwright is another state here",
             next_step="install the same commit on both",
         )
-    stop, telling, heard = threading.Event(), threading.Lock(), [time.monotonic()]
+    stop, ended = threading.Event(), threading.Event()
+    telling, heard = threading.Lock(), [time.monotonic()]
 
     def say(said: Said) -> None:
         try:
@@ -172,16 +173,21 @@ def serve(
             stop.set()
 
     def work(task: Task) -> None:
-        with contextlib.suppress(KeyboardInterrupt):
+        try:
             say(runner.run(task, stop))
+        except KeyboardInterrupt:
+            return
+        except Exception as error:  # noqa: BLE001 - a thread's error would be seen by nobody
+            what = f"{task.name} was not finished"
+            say(Failed(task.name, runner.machine, "", "ClusterError", what, repr(error)))
 
     def watch() -> None:
         while not stop.wait(ALIVE_S) and time.monotonic() - heard[0] < _GIVES_UP_S:
             say(Alive())
         stop.set()
-        time.sleep(_ENDS_S)
-        # A thread cannot be ended; the program that it runs ends with this process.
-        os._exit(1)
+        if not ended.wait(_ENDS_S):
+            # A thread cannot be ended; the program that it runs ends with this process.
+            os._exit(1)
 
     say(offer)
     threading.Thread(target=watch, daemon=True).start()
@@ -191,3 +197,4 @@ def serve(
             if line.strip():
                 pool.submit(work, decode_json(line, Task))
         stop.set()
+    ended.set()
