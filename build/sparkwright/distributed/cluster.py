@@ -214,7 +214,7 @@ class Work:
         offered = sorted({name for one in fit for name in one.offer.has})
         raise ClusterError(
             f"no machine of {self.name} can do this",
-            because=f"it needs {', '.join(needs)}, and they offer {', '.join(offered)}",
+            because=f"it needs {', '.join(needs)}, and they offer {', '.join(offered) or 'nothing'}",
             next_step="name a machine that has it, or do without --cluster",
         )
 

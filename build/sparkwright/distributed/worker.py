@@ -10,7 +10,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -172,15 +172,6 @@ def serve(
         except OSError:
             stop.set()
 
-    def work(task: Task) -> None:
-        try:
-            say(runner.run(task, stop))
-        except KeyboardInterrupt:
-            return
-        except Exception as error:  # noqa: BLE001 - a thread's error would be seen by nobody
-            what = f"{task.name} was not finished"
-            say(Failed(task.name, runner.machine, "", "ClusterError", what, repr(error)))
-
     def watch() -> None:
         while not stop.wait(ALIVE_S) and time.monotonic() - heard[0] < _GIVES_UP_S:
             say(Alive())
@@ -195,6 +186,17 @@ def serve(
         for line in told:
             heard[0] = time.monotonic()
             if line.strip():
-                pool.submit(work, decode_json(line, Task))
+                pool.submit(_answer, runner, decode_json(line, Task), stop, say)
         stop.set()
     ended.set()
+
+
+def _answer(runner: TaskRunner, task: Task, stop: threading.Event, say: Callable[[Said], None]) -> None:
+    """Run *task* and say what came of it, unless it was stopped."""
+    try:
+        say(runner.run(task, stop))
+    except KeyboardInterrupt:
+        return
+    except Exception as error:  # noqa: BLE001 - a thread's error would be seen by nobody
+        what = f"{task.name} was not finished"
+        say(Failed(task.name, runner.machine, "", "ClusterError", what, repr(error)))
