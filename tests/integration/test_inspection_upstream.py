@@ -94,6 +94,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.walk  # imports torch and vLLM for what the list's reviewer read
 def test_modules_that_name_an_unneeded_binary_are_imported_without_it(lock, access, stock, tmp_path):
     """Import them from the wheel's Python, the binaries that stay being empty modules."""
     assert lock.native is not None

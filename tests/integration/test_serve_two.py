@@ -102,6 +102,7 @@ def test_a_worker_that_ends_ends_both(hosts: TwoHosts, serving: Any) -> None:
     hosts.wait_until_gone(5)
 
 
+@pytest.mark.walk  # as the worker's end, from the other side
 def test_a_head_that_ends_ends_the_worker(hosts: TwoHosts, serving: Any) -> None:
     this = serving()
     this.wait_for("serve.ready")
@@ -122,6 +123,7 @@ def test_a_lost_connection_ends_both(hosts: TwoHosts, serving: Any) -> None:
     hosts.wait_until_gone()
 
 
+@pytest.mark.walk  # a minute of silence; as a lost connection
 def test_a_cable_that_is_pulled_ends_both(hosts: TwoHosts, serving: Any) -> None:
     this = serving()
     this.wait_for("serve.ready")
@@ -143,6 +145,7 @@ def test_killed_it_leaves_nothing_on_either_machine(hosts: TwoHosts, serving: An
     hosts.wait_until_gone()
 
 
+@pytest.mark.walk  # as a kill
 def test_a_second_signal_waits_for_no_worker(hosts: TwoHosts, serving: Any) -> None:
     hosts.fault("deaf")
     this = serving()
@@ -155,6 +158,7 @@ def test_a_second_signal_waits_for_no_worker(hosts: TwoHosts, serving: Any) -> N
     hosts.wait_until_gone()
 
 
+@pytest.mark.walk  # another whole start for one warning
 def test_a_slow_link_is_told_and_serves(hosts: TwoHosts, serving: Any) -> None:
     for host in (0, 1):
         hosts.sysfs(host, {FAST: 1000, SLOW: 1000}, rdma=False)
@@ -207,8 +211,9 @@ def refused(hosts: TwoHosts, *words: str, **variables: str) -> tuple[int, str]:
 )
 def test_a_machine_of_another_kind_is_refused(hosts: TwoHosts, patch: str, what: str) -> None:
     patch_python(hosts, patch)
-    assert refused(hosts)[0] == ClusterError.exit_code
-    assert f"error: {NAME} {what}" in refused(hosts)[1]
+    status, errors = refused(hosts)
+    assert status == ClusterError.exit_code
+    assert f"error: {NAME} {what}" in errors
     patch_python(hosts, "")
     assert refused(hosts)[0] == 0
 
