@@ -15,6 +15,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from packaging.version import Version
+
 from sparkwright.git import open_repository
 from sparkwright.native.sources import gather_sources
 from sparkwright.pipeline import BuildOptions, Job, make_job, open_checkout
@@ -26,27 +28,19 @@ Column = Mapping[str, str]  # what a release's column has for each carry, in ord
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "upstream-releases.md"
-RELEASES = (
-    "0.24.0", "0.25.1", "0.26.0", "0.27.1", "0.28.0", "0.29.0", "0.30.0", "0.31.0", "0.32.0", "0.33.0",
-)  # fmt: skip
+RELEASES = ("0.24.0", "0.25.1", "0.27.1", "0.30.0", "0.33.0")
 MARK = "✓"
 _HEAD = f"""\
 # The carries on upstream's releases
 
-`make releases` writes this page; do not edit it. Outcomes are those of `sparkwright merge --onto VERSION`
-for each series, with native kernels where its lock has them. Without a mark an outcome is that of a text
-merge or, for *superseded*, a declaration alone. With {MARK} a proof stands for it, which is recorded as
-`carries/NAME/proofs/VERSION.json`:
+`make releases` writes this page. An outcome is that of `sparkwright merge --onto VERSION` with native
+kernels; {MARK} says that `sparkwright carry prove --onto VERSION` has recorded a proof of it.
 
-* *applied* {MARK}: the probe fails without the carry, and passes with it.
-* *absorbed* {MARK}, *superseded* {MARK}: it passes on upstream's own tree.
-* *not needed* {MARK}: it passes there too, of a carry that still merges, or conflicts.
+* *applied* {MARK}: the probe fails without the carry and passes with it.
+* *absorbed*, *superseded*, *not needed* {MARK}: it passes on upstream's own tree.
+* *superseded in part* names the carry that does there what upstream's answer leaves out.
 
-*superseded in part* names the carry that does there what upstream's answer leaves out: the probe of the
-one that is superseded fails on upstream's own tree, and passes with the other.
-
-`sparkwright carry prove --onto VERSION` runs the probes on a release and records what they show.
-`sparkwright carry show NAME` has notes on a carry's later releases.
+A series starts with its own release. `sparkwright carry show NAME` has notes on later ones.
 """
 
 
@@ -89,7 +83,7 @@ def tables_of(
         for job in jobs.values():
             gather(job)
         found = {
-            series: {release: outcomes_on(job, release) for release in releases}
+            series: {one: outcomes_on(job, one) for one in releases if Version(one) >= Version(series)}
             for series, job in jobs.items()
         }
     words = {"proved": f" {MARK}", "not needed": f", not needed {MARK}"}
