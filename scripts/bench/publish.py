@@ -100,15 +100,15 @@ def spread(values: list[float]) -> str:
 
 
 class CountingServer(http.server.ThreadingHTTPServer):
-    """Serves pages from memory, HTML or JSON as asked for, and counts what it sends."""
+    """Serves pages from memory, and counts what it sends."""
 
     daemon_threads = True
     sent: int
     requests: int
 
-    def __init__(self, pages: dict[str, bytes], *, json: bool, zipped: bool) -> None:
+    def __init__(self, pages: dict[str, bytes], *, zipped: bool) -> None:
         super().__init__(("127.0.0.1", 0), _Page)
-        self.pages, self.json, self.zipped = pages, json, zipped
+        self.pages, self.zipped = pages, zipped
         self.sent = self.requests = 0
 
 
@@ -117,19 +117,13 @@ class _Page(http.server.BaseHTTPRequestHandler):
     server: CountingServer
 
     def do_GET(self) -> None:
-        path, kind = self.path, "text/html"
-        if path.endswith("/"):
-            wants = self.server.json and "application/vnd.pypi.simple.v1+json" in self.headers.get(
-                "Accept", ""
-            )
-            kind = "application/vnd.pypi.simple.v1+json" if wants else kind
-            path += "index.json" if wants else "index.html"
+        path = self.path + ("index.html" if self.path.endswith("/") else "")
         data = self.server.pages.get(path, b"")
         self.send_response(200 if data else 404)
         if self.server.zipped and data and "gzip" in self.headers.get("Accept-Encoding", ""):
             data = gzip.compress(data, 6)
             self.send_header("Content-Encoding", "gzip")
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", "text/html")
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -170,8 +164,8 @@ def resolve(builds: int, rounds: int) -> None:
     pip += ["--platform", "manylinux_2_28_aarch64", "--report", "-"]
     clients = {"uv": [*uv, *platform], "pip": [*pip, "vllm"]}
     for count in (1, builds):
-        for form, zipped in (("HTML", False), ("JSON", False), ("JSON", True)):
-            server = CountingServer(index_of(count), json=form == "JSON", zipped=zipped)
+        for zipped in (False, True):
+            server = CountingServer(index_of(count), zipped=zipped)
             threading.Thread(target=server.serve_forever, daemon=True).start()
             for client, argv in clients.items():
                 server.sent = server.requests = 0
@@ -180,7 +174,7 @@ def resolve(builds: int, rounds: int) -> None:
                     resolved([*argv, "--index-url", url], f"0.24.0+spark.{count}.") for _ in range(rounds)
                 ]
                 wall, cpu = ([pair[n] for pair in pairs] for n in (0, 1))
-                print(f"{count:4} builds, {form}{' gzip' if zipped else '':5} {client:4}", end=" ")
+                print(f"{count:4} builds{', gzip' if zipped else '':5} {client:4}", end=" ")
                 print(f"wall {spread(wall)}   CPU {spread(cpu)}", end="   ")
                 print(f"{server.requests / rounds:.0f} requests, {server.sent / rounds / 1000:.1f} kB")
             server.shutdown()

@@ -20,7 +20,7 @@ ATTACKS = (
     "unit/test_channel_faults.py", "unit/test_channel_keys.py", "unit/test_channel_promote.py",
     "unit/test_channel_roots.py", "unit/test_channel_runtime.py", "unit/test_folder_target.py",
     "unit/test_git_remotes.py", "unit/test_lock_check.py", "unit/test_preflight_hostile.py",
-    "unit/test_publish_addresses.py", "unit/test_publish_provenance.py", "unit/test_store_abandoned.py",
+    "unit/test_publish_addresses.py", "unit/test_store_abandoned.py",
     "unit/test_store_remote.py", "unit/test_upstream_archive.py", "unit/test_upstream_folder.py",
     "unit/test_engine_client_sse.py", "unit/test_engine_exposition.py", "unit/test_verify_journal.py",
     "unit/test_wheel_archive.py", "unit/test_wheel_hostile.py", "unit/test_wheel_insides.py",
@@ -106,7 +106,7 @@ def keys(scratch: Path) -> dict[str, Any]:
     recipe = "qwen3.6-27b-dflash"
     runs: dict[str, tuple[Any, ...]] = {
         "plan": ("wheel", "--plan", *series), "merge": ("merge", *series), "audit": ("audit", built),
-        "provenance": ("audit", "--provenance", built), "publish": ("publish", dist), "status": ("status",),
+        "publish": ("publish", dist), "status": ("status",),
         "recipe list": ("recipe", "list"), "recipe show": ("recipe", "show", recipe),
         "recipe check": ("recipe", "check", recipe), "preflight": ("doctor", recipe, "--wheel", stub),
         "serve": ("serve", recipe, "--wheel", stub, "--dry-run"),

@@ -75,29 +75,3 @@ def test_a_channel_on_a_server(place: tuple, tmp_path: Path) -> None:
             target.remove(path)
     with pytest.raises(TamperedError, match="the runtime of"):
         offered()
-
-
-def test_wheels_of_a_release_and_the_rest_on_another_host(tmp_path: Path) -> None:
-    """As a workflow uploads them: the folder keeps no wheel, and the next run builds on what it has."""
-    world, release, site = ChannelWorld(tmp_path), tmp_path / "release", tmp_path / "site"
-    release.mkdir()
-    with target_kit.web_server(release) as wheels, contextlib.ExitStack() as stack:
-        target = open_target(f"file://{site}?wheels={wheels}")
-        for version in (OLD, NEW):
-            publisher = world.publisher(target)
-            world.promote_file(world.wheel(version), "stable", publisher=publisher, requires="")
-            for wheel in site.rglob("*.whl"):
-                wheel.rename(release / wheel.name)
-        pages = stack.enter_context(target_kit.web_server(site))
-        mirror, _ = open_mirror(f"{pages}/channels/stable", IndexSettings(timeout_s=20.0, attempts=1))
-        verified = world.verify("stable", mirror=mirror)
-        assert [file.version for file in verified.wheels] == [OLD, NEW]
-        wanted = requirements(mirror, verified.state.offered[0])
-        assert wheels.encode() in wanted
-        assert [installed(client, wanted, tmp_path / client) for client in ("pip", "uv")] == [NEW, NEW]
-        (newest,) = release.glob(f"vllm-{NEW}-*")
-        newest.write_bytes(newest.read_bytes()[:-1] + b"x")
-        with pytest.raises(TamperedError, match="was changed"):
-            world.verify("stable", mirror=mirror)
-        with pytest.raises(subprocess.CalledProcessError):
-            installed("uv", wanted, tmp_path / "changed")

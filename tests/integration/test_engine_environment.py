@@ -1,6 +1,5 @@
 """Locked runtimes by the real uv and the real installer, from a folder of wheels: no index is asked."""
 
-import json
 import os
 import platform
 import re
@@ -250,4 +249,4 @@ class TestPublished:
         plain_wheel(tmp_path / "d", "vllm", "0.33.0", tag=f"py3-none-manylinux_2_28_{MACHINE}")
         index = publish(tmp_path / "d", runtimes=runtimes_in(patchsets))
         assert not [name for name in index.written if name.endswith(".requirements.txt")]
-        assert json.loads((tmp_path / "d/simple/vllm/index.json").read_bytes())["versions"] == ["0.33.0"]
+        assert [file.version for file in index.files] == ["0.33.0"]

@@ -68,11 +68,6 @@ def test_the_newest_stable_build_of_the_newest_series(dist: Path, tmp_path: Path
     assert taken((dist / "simple").as_uri(), tmp_path) == {NEWER}
 
 
-@pytest.mark.parametrize(("series", "expected"), [("0.24", NATIVE), ("0.33", NEWER)])
-def test_a_series_own_index(dist: Path, tmp_path: Path, series: str, expected: str) -> None:
-    assert taken((dist / "simple/series" / series).as_uri(), tmp_path) == {expected}
-
-
 @pytest.mark.parametrize(("wanted", "expected"), [("vllm==0.24.*", NATIVE), ("vllm==0.24.0", OLDER)])
 def test_a_release_of_an_older_series_by_its_number(
     dist: Path, tmp_path: Path, wanted: str, expected: str

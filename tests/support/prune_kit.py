@@ -97,9 +97,6 @@ class SteppedTarget:
     def url(self, path: str) -> str:
         return self.target.url(path)
 
-    def elsewhere(self, path: str) -> str:
-        return self.target.elsewhere(path)
-
 
 class Stopped(threading.Thread):
     """A thread that runs *work* up to a gate and keeps what it raises."""

@@ -12,7 +12,6 @@ import wheelkit
 from channel_kit import POLICY, ChannelWorld, now, small_wheel
 from kit import Recorder
 
-from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import (
     LostRaceError,
     PublishError,
@@ -80,18 +79,6 @@ def test_a_wheel_is_signed_with_the_evidence_that_it_came_by(world: ChannelWorld
     assert file.evidence == {"audit": wheelkit.sha256(made)}
     (path,) = file.beside
     assert (world.published / path).read_bytes() == made.read_bytes()
-
-
-def test_provenance_is_published_beside_its_wheel(world: ChannelWorld) -> None:
-    path = world.wheel("1")
-    candidate = Candidate(path, describe(path)[0], provenance=b"{}")
-    (file,) = world.publisher().promote("nightly", candidate, POLICY, now()).files
-    (beside,) = world.published.rglob("provenance/*")
-    assert (file.provenance, beside.read_bytes()) == (sha256_bytes(b"{}"), b"{}")
-    world.verify()
-    beside.write_bytes(b"[]")
-    with pytest.raises(TamperedError, match="the provenance of vllm-1"):
-        world.verify()
 
 
 def test_other_bytes_under_a_listed_name_are_refused(world: ChannelWorld) -> None:

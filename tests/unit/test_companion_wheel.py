@@ -1,11 +1,9 @@
 """Companions: the same modules give the same wheel, FlashInfer's two ways of asking, and planted faults."""
 
 import importlib
-import json
 import sys
 import zipfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +15,12 @@ import wheelkit
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import AuditError, ConfigError, WheelError
-from sparkwright.cli.main import main
 from sparkwright.companion.choosing import FoundCompanion, companion_for
 from sparkwright.companion.inspection import CompanionAudit, audit_companion
 from sparkwright.companion.wheel import write_companion
 from sparkwright.engine.offered import built_wheel
 from sparkwright.native.model import Target
 from sparkwright.publish import publish
-from sparkwright.publish.pages import all_pages
-from sparkwright.publish.provenance import COMPANION_TYPE
 from sparkwright.store import Store
 from sparkwright.wheel.names import parse_name
 
@@ -89,12 +84,6 @@ def test_a_companion_is_listed_in_the_index(store: Store, tmp_path: Path) -> Non
     index = publish(wheel.parent)
     assert [file.filename for file in index.files] == [wheel.name]
     assert (wheel.parent / "simple" / "flashinfer-jit-cache" / "index.html").is_file()
-    assert not (wheel.parent / "simple" / "series").exists()
-    (listed,) = index.files
-    vllm = replace(listed, project="vllm", version="0.33.0", filename="vllm-0.33.0-py3-none-any.whl")
-    pages = [path for path in all_pages([listed, vllm]) if path.startswith("series/")]
-    assert {path.split("/")[2] for path in pages if path.count("/") == 3} == {"vllm", "flashinfer-jit-cache"}
-    assert {path.split("/")[1] for path in pages} == {"0.33"}
 
 
 def test_a_companion_is_not_taken_for_a_wheel_to_verify(store: Store, tmp_path: Path) -> None:
@@ -203,14 +192,6 @@ def test_a_companion_without_one_of_its_members_fails_the_audit(store, tmp_path,
     found = failed(audited(store, tmp_path, rewritten(made(store, tmp_path), tmp_path / "lacking", drop)))
     assert [*found] == [*failing]
     assert all(detail in told for told in found.values())
-
-
-def test_its_provenance_is_shown_by_the_same_command_as_a_wheels(store, tmp_path, capsys):
-    wheel = made(store, tmp_path)
-    assert main(["audit", "--provenance", str(wheel)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["predicate"]["buildDefinition"]["buildType"] == COMPANION_TYPE
-    assert told["subject"] == [{"name": wheel.name, "digest": {"sha256": sha256_file(wheel)}}]
 
 
 def test_another_wheel_is_no_companion(store: Store, tmp_path: Path) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +15,7 @@ from kit import Recorder
 
 from sparkwright.base.errors import ArchiveError, PublishError, WheelError
 from sparkwright.publish import publish, wheels_in
-from sparkwright.publish.pages import PublishedFile, project_html
+from sparkwright.publish.pages import BEGINNING, PublishedFile, project_page
 
 
 def wheel(folder: Path, version: str, project: str = "vllm", requires: str = ">=3.10") -> Path:
@@ -39,6 +39,11 @@ def snapshot(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
+def listed(folder: Path) -> list[str]:
+    """The names of the files on the page of vllm, in its order."""
+    return re.findall(">(vllm-.*?)</a>", (folder / "simple/vllm/index.html").read_text())
+
+
 def test_pages_list_each_wheel_once_in_the_order_of_versions(tmp_path: Path) -> None:
     for version in ("0.10.0", "0.9.0+spark.1", "0.9.0"):
         wheel(tmp_path, version)
@@ -47,17 +52,14 @@ def test_pages_list_each_wheel_once_in_the_order_of_versions(tmp_path: Path) -> 
     assert [(file.project, file.version) for file in index.files] == [
         ("other-project", "1"), ("vllm", "0.9.0"), ("vllm", "0.9.0+spark.1"), ("vllm", "0.10.0"),
     ]  # fmt: skip
-    page = json.loads((tmp_path / "simple/vllm/index.json").read_bytes())
-    assert page["versions"] == ["0.9.0", "0.9.0+spark.1", "0.10.0"]
-    assert page["meta"] == {"api-version": "1.4"}
-    root = json.loads((tmp_path / "simple/index.json").read_bytes())
-    assert root["projects"] == [{"name": "other-project"}, {"name": "vllm"}]
-    assert '<a href="other-project/">' in (tmp_path / "simple/index.html").read_text()
+    assert [name.split("-")[1] for name in listed(tmp_path)] == ["0.9.0", "0.9.0+spark.1", "0.10.0"]
+    root = (tmp_path / "simple/index.html").read_text()
+    assert re.findall('href="(.*?)"', root) == ["other-project/", "vllm/"]
 
 
 def test_html_is_escaped() -> None:
     file = PublishedFile("p", "1+x", 'p-1+x-"&.whl', "0" * 64, 1, "<3.15,>=3.10", "1" * 64)
-    page = project_html("p", [file]).decode()
+    page = project_page("p", [file]).decode()
     assert 'href="../../p-1%2Bx-%22%26.whl#sha256=000' in page
     assert 'data-requires-python="&lt;3.15,&gt;=3.10"' in page
     assert page.count(f'metadata="sha256={"1" * 64}"') == 2
@@ -70,32 +72,19 @@ def test_publishing_again_changes_nothing_and_elsewhere_gives_the_same_bytes(tmp
     wheel(here, "2")
     shutil.copytree(here, there)
     first = publish(here)
-    assert len(first.written) == 2 + 4 + 2 * 4, "metadata, the index, and one for each of two series"
+    assert len(first.written) == 2 + 2, "metadata, the project's page and the root"
     assert publish(here).written == ()
     publish(there)
     assert snapshot(here) == snapshot(there)
 
 
-def test_stale_pages_and_metadata_vanish(tmp_path: Path) -> None:
+def test_stale_pages_vanish(tmp_path: Path) -> None:
     old, other = wheel(tmp_path, "1"), wheel(tmp_path, "1", "other")
     keep = wheel(tmp_path, "2")
     publish(tmp_path)
     old.unlink()
     other.unlink()
-    index = publish(tmp_path)
-    assert set(index.removed) == {
-        f"{old.name}.metadata",
-        f"{other.name}.metadata",
-        "simple/other/index.html",
-        "simple/other/index.json",
-        *(
-            f"simple/series/1/{path}index.{form}"
-            for path in ("", "vllm/", "other/")
-            for form in ("html", "json")
-        ),
-    }
-    assert all(name.endswith(".metadata") for name in index.removed[-2:]), "after the pages that link to it"
-    assert not (tmp_path / "simple/series/1").exists()
+    assert publish(tmp_path).removed == ("simple/other/index.html",)
     assert not (tmp_path / "simple/other").exists()
     assert old.name not in (tmp_path / "simple/vllm/index.html").read_text()
     assert keep.name in (tmp_path / "simple/vllm/index.html").read_text()
@@ -108,15 +97,12 @@ def test_a_linked_wheel_stays_a_link(tmp_path: Path) -> None:
     link.symlink_to(stored)
     publish(tmp_path / "dist")
     assert link.is_symlink()
-    assert (
-        json.loads((tmp_path / "dist/simple/vllm/index.json").read_bytes())["files"][0]["size"]
-        == stored.stat().st_size
-    )
+    assert listed(tmp_path / "dist") == [stored.name]
 
 
 def test_an_empty_index_is_an_index(tmp_path: Path) -> None:
     publish(tmp_path)
-    assert json.loads((tmp_path / "simple/index.json").read_bytes())["projects"] == []
+    assert "href" not in (tmp_path / "simple/index.html").read_text()
 
 
 def test_a_wheel_whose_metadata_says_otherwise_is_refused_and_nothing_changes(tmp_path: Path) -> None:
@@ -151,14 +137,13 @@ def test_half_written_wheels_are_not_listed(tmp_path: Path) -> None:
 def test_readers_see_whole_pages_whose_files_are_there(tmp_path: Path) -> None:
     wheel(tmp_path, "1")
     publish(tmp_path)
-    page = tmp_path / "simple/vllm/index.json"
     done = threading.Event()
     seen: set[int] = set()
     missing: list[str] = []
 
     def read() -> None:
         while not done.is_set():
-            files = [file["filename"] for file in json.loads(page.read_bytes())["files"]]
+            files = listed(tmp_path)
             missing.extend(name for name in files if not (tmp_path / f"{name}.metadata").exists())
             seen.add(len(files))
 
@@ -181,25 +166,15 @@ def test_two_runs_at_once_leave_a_whole_index(tmp_path: Path) -> None:
         run.start()
     for run in runs:
         run.join()
-    listed = [
-        file["filename"] for file in json.loads((tmp_path / "simple/vllm/index.json").read_bytes())["files"]
-    ]
     metadata = sorted(path.name.removesuffix(".metadata") for path in tmp_path.glob("*.metadata"))
-    assert sorted(listed) == metadata
+    assert sorted(listed(tmp_path)) == metadata
     assert [path.name for path in tmp_path.glob(".*")] == [".publish.lock"]
 
 
 # What is not ours --------------------------------------------------------------------------
 
-OTHERS = [
-    "simple/other/index.html",
-    "simple/other/index.json",
-    "vllm-9-py3-none-any.whl.metadata",
-    "x.whl.metadata",
-]
 
-
-@pytest.mark.parametrize("other", OTHERS)
+@pytest.mark.parametrize("other", ["simple/other/index.html", "simple/vllm/mine.html", "x.whl.metadata"])
 def test_what_others_put_there_stays(tmp_path: Path, other: str) -> None:
     wheel(tmp_path, "1")
     stale = wheel(tmp_path, "2", "stale")
@@ -212,20 +187,10 @@ def test_what_others_put_there_stays(tmp_path: Path, other: str) -> None:
         publish(tmp_path)
         assert path.read_bytes() == b"somebody else's"
     assert not (tmp_path / "simple/stale").exists()
-    assert not (tmp_path / f"{stale.name}.metadata").exists()
 
 
-@pytest.mark.parametrize("first", [True, False])
-@pytest.mark.parametrize(
-    "name", ["simple/index.html", "simple/vllm/index.json", "vllm-1-py3-none-any.whl.metadata"]
-)
-def test_a_page_that_others_wrote_is_not_replaced(tmp_path: Path, name: str, first: bool) -> None:  # noqa: FBT001
-    if not first:
-        wheel(tmp_path, "1", "other")
-        publish(tmp_path)
-        listed = tmp_path / "simple/.written.json"
-        written = {page: sha256 for page, sha256 in json.loads(listed.read_bytes()).items() if page != name}
-        listed.write_text(json.dumps(written))
+@pytest.mark.parametrize("name", ["simple/index.html", "simple/vllm/index.html"])
+def test_a_page_that_others_wrote_is_not_replaced(tmp_path: Path, name: str) -> None:
     wheel(tmp_path, "1")
     path = tmp_path / name
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -240,36 +205,14 @@ def test_a_page_that_others_wrote_is_not_replaced(tmp_path: Path, name: str, fir
     publish(tmp_path)
 
 
-def test_a_page_of_ours_that_was_damaged_is_written_again(tmp_path: Path) -> None:
+def test_a_page_of_ours_that_was_edited_is_written_again(tmp_path: Path) -> None:
     wheel(tmp_path, "1")
     publish(tmp_path)
     before = snapshot(tmp_path)
     for path in tmp_path.glob("simple/**/index.*"):
-        path.write_bytes(b"")
+        path.write_bytes(BEGINNING + b"more")
     publish(tmp_path)
     assert snapshot(tmp_path) == before
-
-
-def test_a_page_of_ours_that_somebody_edited_is_not_removed(tmp_path: Path) -> None:
-    wheel(tmp_path, "1")
-    gone = wheel(tmp_path, "1", "gone")
-    publish(tmp_path)
-    page = tmp_path / "simple/gone/index.html"
-    page.write_bytes(b"now mine")
-    gone.unlink()
-    index = publish(tmp_path)
-    assert page.read_bytes() == b"now mine"
-    assert "simple/gone/index.json" in index.removed
-
-
-@pytest.mark.parametrize("damage", [b"", b"[]", b'{"../../x": "y", "a": 1}', b"\xff"])
-def test_a_damaged_list_names_nothing_outside(tmp_path: Path, damage: bytes) -> None:
-    wheel(tmp_path / "dist", "1")
-    publish(tmp_path / "dist")
-    pages = json.loads((tmp_path / "dist/simple/.written.json").read_bytes())
-    (tmp_path / "dist/simple/.written.json").write_bytes(damage)
-    publish(tmp_path / "dist")
-    assert json.loads((tmp_path / "dist/simple/.written.json").read_bytes()).keys() == pages.keys()
 
 
 @pytest.mark.parametrize(
@@ -282,6 +225,8 @@ def test_a_damaged_list_names_nothing_outside(tmp_path: Path, damage: bytes) -> 
         "simple-a-file",
         "simple-a-link",
         "project-a-link",
+        "page-a-link",
+        "metadata-a-link",
         "page-a-folder",
     ],
 )
@@ -305,6 +250,11 @@ def test_odd_things_in_the_folder_are_one_clear_error(tmp_path: Path, kind: str)
         case "project-a-link":
             (tmp_path / "simple").mkdir()
             (tmp_path / "simple/vllm").symlink_to("../elsewhere")
+        case "page-a-link":
+            (tmp_path / "simple").mkdir()
+            (tmp_path / "simple/index.html").symlink_to("../elsewhere/page")
+        case "metadata-a-link":
+            (tmp_path / f"{healthy.name}.metadata").symlink_to("elsewhere/page")
         case _:
             (tmp_path / "simple/vllm/index.html").mkdir(parents=True)
     with pytest.raises(PublishError) as caught:

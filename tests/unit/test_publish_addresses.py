@@ -39,17 +39,6 @@ def test_each_kind_is_opened(monkeypatch: pytest.MonkeyPatch, address: str, kind
     assert target.url(WHEEL) == url
 
 
-def test_the_wheels_of_a_folder_may_be_served_from_elsewhere() -> None:
-    """A release has the files of all wheels in one folder, under their own names."""
-    target = open_target("file:///srv/wheels?wheels=https://example.org/releases/download/wheels/")
-    assert (
-        target.elsewhere(WHEEL)
-        == "https://example.org/releases/download/wheels/vllm-1.0%2Ba-py3-none-any.whl"
-    )
-    assert target.url("channels/stable") == "file:///srv/wheels/channels/stable"
-    assert open_target("/srv/wheels").elsewhere(WHEEL) == ""
-
-
 @pytest.mark.parametrize(
     ("address", "because"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from sparkwright.pipeline.expected_record import expectation_of
 from sparkwright.pipeline.options import TargetOptions
 from sparkwright.publish import dist_folder
 from sparkwright.publish.evidence import attach_audit
-from sparkwright.publish.provenance import provenance_of
 from sparkwright.wheel.audit import AuditReport, audit
 
 
@@ -36,11 +34,6 @@ from sparkwright.wheel.audit import AuditReport, audit
     help="Accept a wheel of another build spec, or with binaries compiled elsewhere, with checks skipped.",
 )
 @click.option("--arch", default="", help="Judge kernels for this card, such as 12.1a; the lock's by default.")
-@click.option(
-    "--provenance",
-    is_flag=True,
-    help="Audit nothing: print what each wheel says it was made from, as an in-toto statement (SLSA v1).",
-)
 @takes("patchset")
 @run_in_session
 def command(
@@ -51,7 +44,6 @@ def command(
     source: str,
     allow_skipped: bool,
     arch: str,
-    provenance: bool,
 ) -> Result:
     """Compare WHEELS with upstream's and with the merge.
 
@@ -59,11 +51,6 @@ def command(
     wheel is compared with. Upstream's own wheel can be audited too. A wheel of FlashInfer's kernels has to be
     whole, for one machine and one card, and without an undefined symbol.
     """
-    if provenance:
-        statements = [json.loads(provenance_of(wheel)) for wheel in wheels]
-        return Result(
-            statements if statements[1:] else statements[0], [json.dumps(one, indent=1) for one in statements]
-        )
     options = TargetOptions(patchset=patchset, source=source, arch=arch)
     reports = [_audited(session, wheel, options) for wheel in wheels]
     for report in reports:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkwright.base.errors import PublishError, WheelError
+from sparkwright.base.errors import PublishError
 from sparkwright.base.events import warn
 from sparkwright.lock.runtime import beside, parse_runtime
 from sparkwright.publish.evidence import AttachedEvidence, require_evidence, stated_series
 from sparkwright.publish.index import describe, runtime_page, runtimes_in
 from sparkwright.publish.pages import PublishedFile
 from sparkwright.publish.policy import ChannelPolicy
-from sparkwright.publish.provenance import provenance_of
 
 
 @dataclass(frozen=True)
@@ -23,19 +21,17 @@ class Candidate:
     Attributes:
         file: what it is.
         evidence: by which it is accepted.
-        provenance: an in-toto statement of what it was made from; empty for none.
         runtime: its locked runtime; empty for none.
     """
 
     wheel: Path
     file: PublishedFile
     evidence: tuple[AttachedEvidence, ...] = ()
-    provenance: bytes = b""
     runtime: bytes = b""
 
 
 def gather(wheel: Path, channel: str, policy: ChannelPolicy, evidence: Path, patchsets: Path) -> Candidate:
-    """Return *wheel* with its evidence, provenance and runtime, as *policy* requires.
+    """Return *wheel* with its evidence and runtime, as *policy* requires.
 
     Args:
         wheel: the wheel; a runtime that lies beside it is taken.
@@ -58,10 +54,7 @@ def gather(wheel: Path, channel: str, policy: ChannelPolicy, evidence: Path, pat
             f"{wheel.name} is promoted without a locked runtime: outside a checkout it is served unlocked",
             next_step=f"sparkwright lock runtime --series {stated_series(wheel)}, then promote it again",
         )
-    provenance = b""
-    with contextlib.suppress(WheelError):  # a wheel without a record, which only a lax policy accepts
-        provenance = provenance_of(wheel, sha256=file.sha256)
-    return Candidate(wheel, file, found, provenance, runtime)
+    return Candidate(wheel, file, found, runtime)
 
 
 def _runtime(wheel: Path, file: PublishedFile, patchsets: Path) -> bytes:

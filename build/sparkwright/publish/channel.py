@@ -3,7 +3,7 @@
 Every change makes a new *generation*, a `ChannelState` that lists its wheels and names its predecessor by
 digest. At a target,
 
-* ``wheels/AA/SHA256/`` holds a wheel, its locked runtime, its provenance and its evidence,
+* ``wheels/AA/SHA256/`` holds a wheel, its locked runtime and its evidence,
 * ``channels/NAME/`` is a repository of The Update Framework (TUF), whose one target is the present state:
   ``timestamp.json`` is the pointer, ``N.root.json`` and the like are its signed metadata,
 * ``channels/NAME/states/`` holds every state by its digest.
@@ -46,9 +46,7 @@ class ListedWheel(Model, frozen=True):
         project: its project's name, normalized after PEP 503.
         uploaded: when it came into the channel, in UTC.
         yanked: the reason for which it was taken back; `None` if it was not.
-        url: its absolute address where it is on another host than the channel; empty elsewhere.
         runtime: SHA-256 of its locked runtime, the packages that it is installed with; empty if it has none.
-        provenance: SHA-256 of its provenance; empty if it has none.
         evidence: SHA-256 of the evidence by which it came into the channel, by kind.
     """
 
@@ -59,9 +57,7 @@ class ListedWheel(Model, frozen=True):
     size: int
     uploaded: str
     yanked: str | None = None
-    url: str = ""
     runtime: str = ""
-    provenance: str = ""
     evidence: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
@@ -86,9 +82,6 @@ class ListedWheel(Model, frozen=True):
             f"{self.folder}/evidence/{sha256}.json": (sha256, f"the {kind} of {self.filename}")
             for kind, sha256 in self.evidence.items()
         }
-        if self.provenance:
-            path = f"{self.folder}/provenance/{self.provenance}.json"
-            files[path] = self.provenance, f"the provenance of {self.filename}"
         if self.runtime:
             files[self.runtime_path] = self.runtime, f"the runtime of {self.filename}"
         return files

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
-from urllib.parse import quote
 
 from sparkwright.base.digests import CHUNK, copy_hashed, sha256_bytes, sha256_file, sha256_stream
 from sparkwright.base.errors import UploadError
@@ -31,16 +30,9 @@ _COPY = "copy the channel again from where it was published"
 
 @dataclass(frozen=True)
 class FolderTarget:
-    """A folder; the tag of a file is its SHA-256.
-
-    Attributes:
-        folder: made when missing.
-        wheels: address of the folder that all wheels are uploaded to instead, such as that of a release;
-            empty if they are served from here.
-    """
+    """A folder, made when missing; the tag of a file is its SHA-256."""
 
     folder: Path
-    wheels: str = ""
 
     def read(self, path: str) -> Stored | None:
         """See `Target.read`.
@@ -60,9 +52,8 @@ class FolderTarget:
             )
         return Stored(data, sha256_bytes(data))
 
-    def digest(self, path: str, most: int, elsewhere: str = "") -> tuple[str, int] | None:
+    def digest(self, path: str, most: int) -> tuple[str, int] | None:
         """See `Mirror.digest`."""
-        del elsewhere
         with self._open(path) as stream:
             return hashed(iter(lambda: stream.read(CHUNK), b""), most) if stream else None
 
@@ -118,10 +109,6 @@ class FolderTarget:
     def url(self, path: str) -> str:
         """See `Mirror.url`."""
         return self._at(path).absolute().as_uri()
-
-    def elsewhere(self, path: str) -> str:
-        """See `Target.elsewhere`."""
-        return f"{self.wheels}/{quote(path.rpartition('/')[2], safe='')}" if self.wheels else ""
 
     def _at(self, path: str) -> Path:
         return self.folder / checked_path(path)

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import msgspec
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from sparkwright.base.config import decode_json
-from sparkwright.base.digests import sha256_bytes, sha256_file, to_json
+from sparkwright.base.digests import sha256_bytes, sha256_file
 from sparkwright.base.errors import PublishError
 from sparkwright.base.events import emit, warn
 from sparkwright.lock.runtime import (
@@ -26,7 +23,7 @@ from sparkwright.lock.runtime import (
     read_runtime,
     runtime_name,
 )
-from sparkwright.publish.pages import SERIES, PublishedFile, all_pages
+from sparkwright.publish.pages import BEGINNING, PAGE, PublishedFile, all_pages
 from sparkwright.publish.series import series_of
 from sparkwright.store import hold, storing, write_atomically
 from sparkwright.wheel.archive import open_archive
@@ -37,13 +34,6 @@ from sparkwright.wheel.stamp import header
 SIMPLE = "simple"
 _METADATA = ".metadata"
 _LOCK = ".publish.lock"
-_WRITTEN = f"{SIMPLE}/.written.json"
-"""The list of files that `publish` wrote, with digests: no other file is ever replaced or removed."""
-_INDEX_FILE = re.compile(
-    rf"{SIMPLE}/({SERIES}/[0-9.]+/)?([^/]+/)?index\.(html|json)"
-    rf"|[^/]+{re.escape(SUFFIX)}"
-    rf"|[^/]+\.whl{re.escape(_METADATA)}"
-)
 
 
 @dataclass(frozen=True)
@@ -54,7 +44,7 @@ class PublishedIndex:
         folder: folder of the wheels and, in ``simple/``, the pages.
         files: the listed wheels, by project and version.
         written: the pages and metadata files that changed, relative to *folder*.
-        removed: the removed ones, relative to *folder*.
+        removed: the removed pages, relative to *folder*.
     """
 
     folder: Path
@@ -82,8 +72,8 @@ def publish(
     """Make the index in *folder* list exactly the wheels there.
 
     Files appear one by one, whole, and in an order in which no page ever names a missing file: metadata, then
-    the projects' pages, then the root; stale files are removed last, in reverse order. The same wheels give
-    the same bytes.
+    the projects' pages, then the root; pages of projects without a wheel are removed last. The same wheels
+    give the same bytes.
 
     Args:
         folder: folder of the wheels; the pages go to ``simple/`` in it.
@@ -92,7 +82,7 @@ def publish(
 
     Raises:
         PublishError: a wheel is no plain file, its name and metadata disagree,
-            or a file that `publish` did not write is in the place of a page.
+            or something that `publish` did not write is in the place of a page.
         ArchiveError: a wheel cannot be read.
         WheelError: a file is not named as a wheel is.
         StorageError: the disk is full or cannot be written.
@@ -102,19 +92,15 @@ def publish(
     with storing(f"publishing into {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         with hold(folder / _LOCK, f"the index in {folder}"):
-            earlier = _read_written(folder)
             described = [describe(wheel, digests) for wheel in wheels]
             files = sorted((file for file, _ in described), key=lambda file: (file.project, file.order))
-            pages = {file.filename + _METADATA: metadata for file, metadata in described}
-            pages |= dict(filter(None, (runtime_page(file, runtimes or {}) for file in files)))
-            pages |= {f"{SIMPLE}/{path}": page for path, page in all_pages(files).items()}
-            digests_of_pages = {name: sha256_bytes(data) for name, data in pages.items()}
-            _refuse_others(folder, digests_of_pages, earlier)
-            # After a kill at any moment, the next run still has the list of its files.
-            _write_written(folder, {**earlier, **digests_of_pages})
-            written = tuple(name for name, data in pages.items() if _put(folder / name, data))
-            removed = _remove_stale(folder, {name: earlier[name] for name in earlier.keys() - pages.keys()})
-            _write_written(folder, digests_of_pages)
+            beside = {file.filename + _METADATA: metadata for file, metadata in described}
+            beside |= dict(filter(None, (runtime_page(file, runtimes or {}) for file in files)))
+            pages = {f"{SIMPLE}/{path}": page for path, page in all_pages(files).items()}
+            for name in (*beside, *pages):
+                _require_free(folder, name)
+            written = tuple(name for name, data in {**beside, **pages}.items() if _put(folder / name, data))
+            removed = _remove_stale(folder, pages)
     emit("index.published", folder=str(folder), files=len(files), written=len(written), removed=len(removed))
     return PublishedIndex(folder, tuple(files), written, removed)
 
@@ -245,50 +231,38 @@ def _put(path: Path, data: bytes) -> bool:
     return True
 
 
-def _read_written(folder: Path) -> dict[str, str]:
-    """Return the SHA-256 of every page and metadata file that `publish` wrote in *folder*, by its path there.
-
-    Without that list, or with a damaged one, it has written none.
-    """
-    try:
-        written = decode_json((folder / _WRITTEN).read_bytes(), dict[str, str])
-    except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError, UnicodeDecodeError):
-        return {}
-    return {name: sha256 for name, sha256 in written.items() if _INDEX_FILE.fullmatch(name)}
+def _is_page(path: Path) -> bool:
+    """Tell if `publish` wrote the page at *path*."""
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as stream:
+        return stream.read(len(BEGINNING)) == BEGINNING
 
 
-def _write_written(folder: Path, digests: Mapping[str, str]) -> None:
-    _put(folder / _WRITTEN, to_json(digests) + b"\n")
+def _require_free(folder: Path, name: str) -> None:
+    """Refuse to follow a link below *folder*, or to replace what is no page of ours, or no plain file."""
+    path = folder / name
+    above = [at for at in path.parents if folder in at.parents]
+    in_the_way = [at for at in above if os.path.lexists(at) and (at.is_symlink() or not at.is_dir())]
+    if not in_the_way and os.path.lexists(path):
+        known = _is_page(path) if above else path.is_file() and not path.is_symlink()
+        in_the_way = [] if known else [path]
+    if in_the_way:
+        raise PublishError(
+            "the index cannot be written",
+            because=f"{in_the_way[0]} is in the way, and was not written by sparkwright",
+            next_step="move it away, or publish into another folder",
+        )
 
 
-def _refuse_others(folder: Path, pages: Mapping[str, str], earlier: Mapping[str, str]) -> None:
-    """Refuse to replace a file that `publish` did not write."""
-    for name, sha256 in pages.items():
-        path = folder / name
-        above = [at for at in path.parents if at != folder and at.is_relative_to(folder)]
-        lying = (at for at in above if os.path.lexists(at) and (at.is_symlink() or not at.is_dir()))
-        in_the_way = next(lying, None)
-        if in_the_way is None and os.path.lexists(path):
-            known = path.is_file() and (name in earlier or sha256_file(path) == sha256)
-            in_the_way = None if known else path
-        if in_the_way is not None:
-            raise PublishError(
-                "the index cannot be written",
-                because=f"{in_the_way} is in the way, and was not written by sparkwright",
-                next_step="move it away, or publish into another folder",
-            )
-
-
-def _remove_stale(folder: Path, stale: Mapping[str, str]) -> tuple[str, ...]:
-    """Remove those of the pages and metadata files that still have these digests."""
+def _remove_stale(folder: Path, pages: Collection[str]) -> tuple[str, ...]:
+    """Remove the pages of ours that are none of *pages*."""
     removed = []
-    for name, sha256 in sorted(stale.items(), key=lambda item: (item[0].endswith(_METADATA), item[0])):
-        path = folder / name
-        if not path.is_file() or sha256_file(path) != sha256:
-            continue
-        path.unlink()
-        removed.append(name)
-        with contextlib.suppress(OSError):  # a folder contains other files
-            for above in path.relative_to(folder).parents[:-1]:
-                (folder / above).rmdir()
+    for path in sorted((folder / SIMPLE).glob(f"*/{PAGE}")):
+        name = path.relative_to(folder).as_posix()
+        if name not in pages and not path.parent.is_symlink() and _is_page(path):
+            path.unlink()
+            removed.append(name)
+            with contextlib.suppress(OSError):  # it contains other files
+                path.parent.rmdir()
     return tuple(removed)

@@ -57,10 +57,10 @@ class HttpMirror:
                 )
             return data
 
-        data = self._get(path, "", whole)
+        data = self._get(path, whole)
         return None if data is None else Stored(data)
 
-    def digest(self, path: str, most: int, elsewhere: str = "") -> tuple[str, int] | None:
+    def digest(self, path: str, most: int) -> tuple[str, int] | None:
         """See `Mirror.digest`."""
         from sparkwright.upstream.network import stated_bytes
 
@@ -68,7 +68,7 @@ class HttpMirror:
             stated = stated_bytes(response) or 0
             return ("", stated) if stated > most else hashed(response.iter_content(CHUNK), most)
 
-        return self._get(path, elsewhere, whole)
+        return self._get(path, whole)
 
     def url(self, path: str) -> str:
         """See `Mirror.url`."""
@@ -80,7 +80,7 @@ class HttpMirror:
         """Return the address of *path* with the credentials that it is asked for with."""
         return f"{self.root}/{quote(checked_path(path), safe='/')}"
 
-    def _get(self, path: str, elsewhere: str, use: Callable[[requests.Response], T]) -> T | None:
+    def _get(self, path: str, use: Callable[[requests.Response], T]) -> T | None:
         """Return the result of *use* for the file at *path*, `None` if there is none."""
         import requests
 
@@ -88,14 +88,13 @@ class HttpMirror:
 
         if not self._session:
             self._session.append(open_session(self.settings))
-        url = elsewhere or self.address(path)
         headers = {"Accept-Encoding": "identity"}
         try:
             for attempt in retrying(self.settings, path):
                 with (
                     attempt,
                     self._session[0].get(
-                        url, headers=headers, timeout=self.settings.timeout_s, stream=True
+                        self.address(path), headers=headers, timeout=self.settings.timeout_s, stream=True
                     ) as response,
                 ):
                     if response.status_code in _NOT_FOUND:
@@ -103,7 +102,7 @@ class HttpMirror:
                     response.raise_for_status()
                     return use(response)
         except (requests.RequestException, RefusedFetchError) as error:
-            raise fetch_failed(elsewhere or self.url(path), error) from error
+            raise fetch_failed(self.url(path), error) from error
         return None
 
 

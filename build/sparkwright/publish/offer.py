@@ -84,8 +84,7 @@ class ChannelOffer:
             adopt_copy(self.store, self.mirror.folder / file.path, artifact)
         else:
             assert isinstance(self.mirror, HttpMirror)  # noqa: S101 - there are two kinds
-            address = file.url or self.mirror.address(file.path)
-            fetch_artifact(self.store, artifact, self.settings, address=address)
+            fetch_artifact(self.store, artifact, self.settings, address=self.mirror.address(file.path))
         return self.store.named_file(file.sha256, file.filename)
 
 
@@ -143,8 +142,8 @@ def requirements(mirror: Mirror, file: ListedWheel) -> bytes:
     Raises:
         UnknownNameError, TamperedError: see `signed_runtime`.
     """
-    own, address = f"{file.project}=={file.version} ", file.url or mirror.url(file.path)
-    return signed_runtime(mirror, file).replace(own.encode(), f"{file.project} @ {address} ".encode(), 1)
+    own, new = f"{file.project}=={file.version} ", f"{file.project} @ {mirror.url(file.path)} "
+    return signed_runtime(mirror, file).replace(own.encode(), new.encode(), 1)
 
 
 def newest_fitting(state: ChannelState, machine: str, *series: str) -> ListedWheel:

@@ -13,16 +13,15 @@ from sparkwright.base.errors import UnknownNameError
 POLICY_FILE = "channels.toml"
 _FORMAT = 1
 
-EvidenceKind = Literal["audit", "proofs", "rehearsal", "rehearsal-older", "verify"]
-"""``rehearsal-older`` is one over an older release's wheel for the CPU; a ``rehearsal`` counts as it, too."""
+EvidenceKind = Literal["audit", "proofs", "rehearsal", "verify"]
 
 
 class ChannelPolicy(Model, frozen=True):
     """The policy of one channel.
 
     Attributes:
-        requires: kinds of evidence, in the order in which they are made.
-        companion_requires: the same for a companion, whose kernels no carry changes and no model verifies.
+        requires: kinds of evidence, in the order in which they are made; of a companion, whose kernels no
+            carry changes and no model verifies, only the audit is asked for.
         expires_days: days after which a generation is trusted no longer.
         capability: compute capability that ``verify`` has to have run on, such as ``12.1``; empty for any.
         keep_days: days for which ``channel prune`` keeps wheels and generations; for ever if `None`.
@@ -30,7 +29,6 @@ class ChannelPolicy(Model, frozen=True):
 
     requires: tuple[EvidenceKind, ...]
     expires_days: Annotated[int, msgspec.Meta(ge=1, le=3650)]
-    companion_requires: tuple[EvidenceKind, ...] = ("audit",)
     capability: str = ""
     keep_days: Annotated[int, msgspec.Meta(ge=1)] | None = None
 

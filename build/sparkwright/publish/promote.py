@@ -2,7 +2,7 @@
 
 Each of them adds a generation, in an order in which no state between is wrong for a reader:
 
-1. the wheel, and its evidence, provenance and runtime, which nothing names yet;
+1. the wheel, and its evidence and runtime, which nothing names yet;
 2. the new generation's state, and its signed metadata;
 3. the pointer, by a conditional write: from here on the generation is the channel's.
 
@@ -143,11 +143,9 @@ class ChannelPublisher:
             filename=file.filename, project=file.project, version=file.version, sha256=file.sha256,
             size=file.size, uploaded=listed.uploaded if listed else stamp(now),
             runtime=sha256_bytes(runtime) if runtime else "",
-            provenance=sha256_bytes(candidate.provenance) if candidate.provenance else "",
             evidence={one.kind: one.sha256 for one in candidate.evidence},
         )  # fmt: skip
-        entry = msgspec.structs.replace(entry, url=self.target.elsewhere(entry.path))
-        small = (runtime, candidate.provenance, *(one.data for one in candidate.evidence))
+        small = (runtime, *(one.data for one in candidate.evidence))
         data = {sha256_bytes(one): one for one in small}
         deposits: dict[str, tuple[bytes | Path, str]] = {entry.path: (wheel, file.sha256)}
         deposits |= {path: (data[sha256], sha256) for path, (sha256, _) in entry.beside.items()}

@@ -135,11 +135,6 @@ class S3Target:
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
         return f"https://{self.bucket}.s3.{region or 'us-east-1'}.amazonaws.com/{key}"
 
-    def elsewhere(self, path: str) -> str:
-        """See `Target.elsewhere`."""
-        del path
-        return ""
-
     def _get(self, path: str, *, head: bool = False) -> Any:
         """Return obstore's result for the object at *path*, `None` if there is none."""
         key = self._key(checked_path(path))

@@ -57,13 +57,10 @@ class Mirror(Protocol):
             FetchError, UploadError: it cannot be read, or is too large.
         """
 
-    def digest(self, path: str, most: int, elsewhere: str = "") -> tuple[str, int] | None:
+    def digest(self, path: str, most: int) -> tuple[str, int] | None:
         """Return SHA-256 and size of the file at *path*, `None` if there is none.
 
-        Args:
-            path: of the file.
-            most: bytes after which reading stops; a longer file has another digest anyway.
-            elsewhere: its absolute address if clients get it from another host; a folder has it itself.
+        Reading stops after *most* bytes; a longer file has another digest anyway.
 
         Raises:
             FetchError, UploadError: see `read`.
@@ -112,9 +109,6 @@ class Target(Protocol):
 
     def url(self, path: str) -> str:
         """See `Mirror.url`."""
-
-    def elsewhere(self, path: str) -> str:
-        """Return the absolute address of the wheel at *path* where it is on another host; else nothing."""
 
 
 def checked_path(path: str) -> str:

@@ -101,11 +101,9 @@ def _require_nothing_else(mirror: FolderTarget, channel: str) -> None:
 
 def _verify_wheel(mirror: Mirror, file: ListedWheel, state: ChannelState) -> None:
     """Verify the bytes of a wheel."""
-    found = mirror.digest(file.path, max(one.size for one in state.files), file.url)
+    found = mirror.digest(file.path, max(one.size for one in state.files))
     if found is None:
-        raise TamperedError(
-            f"{file.filename} is missing", because=f"{file.url or mirror.url(file.path)} does not exist"
-        )
+        raise TamperedError(f"{file.filename} is missing", because=f"{mirror.url(file.path)} does not exist")
     if found == (file.sha256, file.size):
         return
     other = state.find(found[0])

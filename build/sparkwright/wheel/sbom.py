@@ -9,16 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from sparkwright.base.digests import to_json
 from sparkwright.base.errors import WheelError
 from sparkwright.lock import Lock
-from sparkwright.wheel.archive import open_archive
-from sparkwright.wheel.kernels import read_json
-from sparkwright.wheel.names import parse_name
 from sparkwright.wheel.recorded import RecordedBinary, RecordedCarry, WheelRecord
 
 if TYPE_CHECKING:
@@ -82,24 +78,6 @@ def components_of(bill: Any) -> dict[str, dict[str, Any]]:
         return {str(one["bom-ref"]): dict(one) for one in listed}
     except (KeyError, TypeError, ValueError) as error:
         raise WheelError("the bill of materials is malformed", because=f"it lacks {error}") from error
-
-
-def read_bill(wheel: Path) -> dict[str, dict[str, Any]]:
-    """Return the components of the bill of materials in *wheel*; see `components_of`.
-
-    Raises:
-        ArchiveError: it is damaged or an unsafe archive; see `open_archive`.
-        WheelError: it has none, or a malformed one.
-    """
-    member = f"{parse_name(wheel.name).dist_info}/{SBOM}"
-    with open_archive(wheel) as archive:
-        if member not in archive.members:
-            raise WheelError(
-                f"{wheel.name} has no bill of materials",
-                because="an earlier sparkwright built it",
-                next_step="build the wheel with this version of sparkwright",
-            )
-        return components_of(read_json(archive, member))
 
 
 class _Parts:

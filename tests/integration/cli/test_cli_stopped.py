@@ -1,6 +1,5 @@
 """Runs that are killed, interrupted, starved of disk or not alone: what is left, and how it goes on."""
 
-import json
 import os
 import re
 import select
@@ -55,14 +54,12 @@ def nothing_is_half_done(world: World) -> None:
     """What anybody may find in dist at any time is whole."""
     for wheel in world.wheels:
         assert unpack(wheel), wheel
-    for page in world.dist.glob("simple/**/index.json"):
-        json.loads(page.read_text())
+    for page in world.dist.glob("simple/**/index.html"):
+        assert page.read_text().endswith("</html>\n")
 
 
 def nothing_is_left_over(world: World) -> None:
-    hidden = [
-        path.name for path in world.dist.rglob(".*") if path.name not in {".publish.lock", ".written.json"}
-    ]
+    hidden = [path.name for path in world.dist.rglob(".*") if path.name != ".publish.lock"]
     assert hidden == []
     assert list(world.store.scratch_root.iterdir()) == []
     assert list(world.store.partial.iterdir()) == []
