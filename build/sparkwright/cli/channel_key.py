@@ -10,8 +10,7 @@ import click
 from sparkwright.base.errors import UnknownNameError
 from sparkwright.cli.channel_place import reading_options
 from sparkwright.cli.globals import Group, takes
-from sparkwright.cli.output import print_json
-from sparkwright.cli.tables import show_table
+from sparkwright.cli.result import Result, Table
 from sparkwright.publish.keys import ChannelKeys
 from sparkwright.publish.roots import ChannelRoot
 
@@ -26,11 +25,11 @@ def key() -> None:
 @key.command("show")
 @_NAME
 @takes("as_json")
-def show(channel: str, *, as_json: bool) -> None:
+def show(channel: str, **_: bool) -> Result:
     """Show this machine's key for channel NAME, and its root; both are made on first use."""
     from sparkwright.publish.keys import load_publisher
 
-    _show(load_publisher(_home(channel, new=True)), as_json=as_json)
+    return _shown(load_publisher(_home(channel, new=True)))
 
 
 @key.command("rotate")
@@ -48,13 +47,15 @@ def show(channel: str, *, as_json: bool) -> None:
     help="The key that --split moved away, where this machine's may not sign roots, or is lost.",
 )
 @takes("as_json")
-def rotate(channel: str, *, split: Path | None, as_json: bool, **options: Any) -> None:
+def rotate(channel: str, *, split: Path | None, as_json: bool, **options: Any) -> Result:
     """Replace this machine's key for channel NAME by a new one, which the present one signs."""
     from sparkwright.publish.keys import rotate_key
 
+    del as_json
     if split is not None and any(options.values()):
         raise click.UsageError("--split excludes --revoke and --roots-key.")
-    _show(rotate_key(_home(channel), split=split, **options), as_json=as_json, changed=True)
+    keys = rotate_key(_home(channel), split=split, **options)
+    return _shown(keys, ("next", f"sparkwright channel renew {channel}: readers get the new root with it"))
 
 
 @key.command("pin")
@@ -66,7 +67,7 @@ def rotate(channel: str, *, split: Path | None, as_json: bool, **options: Any) -
     help="Of the newest root, from another source: its publisher's 'key show' tells it.",
 )
 @reading_options
-def pin(*, place: str, digest: str, offline: bool, as_json: bool) -> None:
+def pin(*, place: str, digest: str, offline: bool) -> Result:
     """Trust the root with that SHA256 for the channel at URL or in FOLDER, such as …/channels/stable.
 
     It counts at that address alone. What was pinned and seen there before is forgotten.
@@ -77,10 +78,8 @@ def pin(*, place: str, digest: str, offline: bool, as_json: bool) -> None:
 
     mirror, channel = open_mirror(place, read_settings(offline=offline))
     root = default_trust().pin(mirror, channel, digest)
-    if as_json:
-        print_json(_described(root))
-    else:
-        click.echo(f"pinned   channel {channel}, version {root.version} of {root.written}, for {place}")
+    told = f"channel {channel}, version {root.version} of {root.written}, for {place}"
+    return Result(_described(root), [("pinned", told)])
 
 
 def _home(channel: str, *, new: bool = False) -> Path:
@@ -102,24 +101,24 @@ def _described(root: ChannelRoot) -> dict[str, Any]:
     return {"channel": root.channel, "version": root.version, "written": root.written}
 
 
-def _show(keys: ChannelKeys, *, as_json: bool, changed: bool = False) -> None:
+def _shown(keys: ChannelKeys, *more: tuple[str, str]) -> Result:
     from sparkwright.base.digests import sha256_bytes
 
     root, digest = keys.root, sha256_bytes(keys.root.data)
     signs = {
         one: [role for role, of in root.root.roles.items() if one in of.keyids] for one in root.root.keys
     }
-    if as_json:
-        told = {"key": keys.id, "keys": signs, "former": root.former, "digest": digest}
-        print_json({**_described(root), **told})
-        return
-    click.echo(f"channel   {root.channel}")
-    click.echo(f"root      version {root.version} of {root.written}, {keys.files[-1]}")
-    click.echo(f"readers   sparkwright channel key pin ADDRESS --digest {digest}")
     rows = [
         (one, " ".join(roles), "this machine's" if one == keys.id else "") for one, roles in signs.items()
     ]
     rows += [(one[:16], "nothing", told) for one, told in root.former.items()]
-    show_table(("key", "signs", ""), rows)
-    if changed:
-        click.echo(f"next      sparkwright channel renew {root.channel}: readers get the new root with it")
+    return Result(
+        {**_described(root), "key": keys.id, "keys": signs, "former": root.former, "digest": digest},
+        [
+            ("channel", root.channel),
+            ("root", f"version {root.version} of {root.written}, {keys.files[-1]}"),
+            ("readers", f"sparkwright channel key pin ADDRESS --digest {digest}"),
+            Table(("key", "signs", ""), rows),
+            *more,
+        ],
+    )

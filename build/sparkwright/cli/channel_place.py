@@ -50,13 +50,13 @@ def signing_options(function: Callable[..., R]) -> Callable[..., R]:
 
 
 def reading_options(function: Callable[..., R]) -> Callable[..., R]:
-    """Take the global options of commands without a checkout; *function* gets ``offline`` and ``as_json``."""
+    """Take the global options of commands without a checkout; *function* gets ``offline``."""
 
     @takes("offline", "quiet", "as_json")
     @functools.wraps(function)
     def wrapper(*, quiet: bool, as_json: bool, **arguments: Any) -> R:
         with showing_events(quiet=quiet or as_json):
-            return function(as_json=as_json, **arguments)
+            return function(**arguments)
 
     return wrapper
 

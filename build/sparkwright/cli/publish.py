@@ -8,7 +8,7 @@ import click
 
 from sparkwright.base.errors import PublishError
 from sparkwright.cli.globals import Command
-from sparkwright.cli.output import print_json
+from sparkwright.cli.result import Result
 from sparkwright.cli.runtime import install_command
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.companion.package import is_companion
@@ -19,7 +19,7 @@ from sparkwright.publish.index import runtimes_in
 @click.command("publish", cls=Command)
 @click.argument("folder", type=click.Path(path_type=Path), required=False)
 @run_in_session
-def command(session: Session, *, folder: Path | None) -> None:
+def command(session: Session, *, folder: Path | None) -> Result:
     """Write a static package index over the wheels in FOLDER.
 
     FOLDER is SPARKWRIGHT_DIST, or dist/ in the checkout, by default.
@@ -34,12 +34,13 @@ def command(session: Session, *, folder: Path | None) -> None:
             next_step="sparkwright wheel",
         )
     index = publish(where, runtimes=runtimes_in(session.checkout.patchsets))
-    if session.as_json:
-        print_json({"index": index.url, "files": [file.filename for file in index.files]})
-        return
-    for file in index.files:
-        click.echo(f"wheel    {file.filename}")
-    click.echo(f"index    {index.url}")
     # An index that is pip's only one would decide on every package that it is asked for.
-    for file in [file for file in index.files if not is_companion(file.filename)][-1:]:
-        click.echo(f"next     {install_command(index.folder / file.filename)}")
+    newest = [file for file in index.files if not is_companion(file.filename)][-1:]
+    return Result(
+        {"index": index.url, "files": [file.filename for file in index.files]},
+        [
+            *(("wheel", file.filename) for file in index.files),
+            ("index", index.url),
+            *(("next", install_command(index.folder / file.filename)) for file in newest),
+        ],
+    )
