@@ -2,9 +2,10 @@
 
     python scripts/bench/compare.py [--trials 2000]
 
-A start is one value: the logarithm of the server's speed with the luck of the start. Rows with a fixed number
-of starts are what ``verify compare --boots N`` says of steps; *default* makes three to ten, as without it.
-Bounds are one-sided, at 95 % (Clopper and Pearson): from above where the servers are equal, else from below.
+A start is a value at each of three concurrencies: the logarithm of the server's speed with the luck of the
+start, and half a per cent of its own. Rows with a fixed number of starts are what ``verify compare --boots
+N`` says, or as many finished runs; *default* makes three to ten, as without it. Bounds are one-sided, at 95 %
+(Clopper and Pearson): from above where the servers are equal, else from below.
 """
 
 from __future__ import annotations
@@ -16,12 +17,11 @@ import numpy as np
 from scipy.stats import beta
 
 from sparkwright.engine.findings import Verdict
-from sparkwright.verify.checks.compare import Look, looks_of
-from sparkwright.verify.compare import Spread, ratio_of
-from sparkwright.verify.profile import Profile
+from sparkwright.verify.compare import Compared, Look, looks_of
 
 CASES = ((0.0, 0.015), (0.0, 0.05), (0.0, 0.08), (-0.04, 0.015), (-0.10, 0.05))
 PLANS = {"3": (3, 3), "5": (5, 5), "8": (8, 8), "default": (3, 10)}
+LEVELS, OWN = (1, 8, 32), 0.005
 
 
 def compared(
@@ -29,10 +29,15 @@ def compared(
 ) -> tuple[Verdict, int]:
     """Return the verdict on a server that is *slower*, and the starts of each that it took."""
     most = looks[-1].starts
-    main, baseline = random.normal(math.log1p(slower), spread, most), random.normal(0, spread, most)
+
+    def drawn(mean: float) -> dict[int, list[float]]:
+        starts = random.normal(mean, spread, most)
+        return {level: list(starts + random.normal(0, OWN, most)) for level in LEVELS}
+
+    sides = drawn(math.log1p(slower)), drawn(0.0)
     for look in looks:
-        arms = list(main[: look.starts]), list(baseline[: look.starts])
-        verdict, _, _ = look.judged(ratio_of(*arms, Spread.of(arms), look.error))
+        main, baseline = ({level: of[: look.starts] for level, of in side.items()} for side in sides)
+        verdict = Compared(main, baseline, look).verdict
         if verdict is not Verdict.INCONCLUSIVE or look.last:
             return verdict, look.starts
     raise AssertionError("the last look ends")
@@ -46,7 +51,7 @@ def main() -> int:
     heads = ("starts", "slower", "spread", "worse", "bound", "passed", "undecided", "mean starts")
     print("  ".join(f"{head:>11}" for head in heads))
     for name, (least, most) in PLANS.items():
-        looks = looks_of(Profile(name="full", boots=least, most_boots=most))
+        looks = looks_of(least, most)
         for slower, spread in CASES:
             random = np.random.default_rng([trials, least, most])
             found = [compared(looks, slower, spread, random) for _ in range(trials)]

@@ -4,7 +4,7 @@
 
 A surface has a random effect for each value of four settings and for each pair of values; each start draws
 its own luck. *compare* is ``sparkwright verify compare --vary``; the grid gives three starts to each
-configuration; random search gives three starts to random configurations, as many starts as that took. A
+configuration. A
 miss is an answer more than 3 % below the best point; *kept* are misses that kept the recipe as it is, because
 nothing was surely better. On flat surfaces every configuration is the same, and
 any answer but the recipe as it is counts as a miss.
@@ -78,14 +78,6 @@ def grid_search(surface: Surface) -> tuple[int, int]:
     return max(mean, key=lambda index: mean[index]), 3 * len(mean)
 
 
-def random_search(surface: Surface, starts: int) -> tuple[int, int]:
-    """Return the best of as many random configurations as *starts* allow, with three starts each."""
-    luck = random.Random(f"random {surface.seed}")  # noqa: S311 - no secret
-    some = luck.sample(range(len(surface.truth)), min(len(surface.truth), max(1, starts // 3)))
-    mean = {index: fmean(surface.start(index, number) for number in range(3)) for index in some}
-    return max(mean, key=lambda index: mean[index]), 3 * len(some)
-
-
 def main() -> int:
     """Print a row for each spread and search."""
     options = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -107,10 +99,8 @@ def _compare(given: argparse.Namespace, spread: float) -> None:
     surfaces = [Surface.drawn(shape, spread, seed, given.effect / 100) for seed in range(given.seeds)]
     compared = [search(one) for one in surfaces]
     grid = [grid_search(one) for one in surfaces]
-    usual = round(fmean(starts for _, starts in compared))
-    equal = [random_search(one, usual) for one in surfaces]
     of_grid = fmean(starts for _, starts in grid)
-    for name, found in (("compare", compared), ("grid", grid), ("random", equal)):
+    for name, found in (("compare", compared), ("grid", grid)):
         losses = [one.loss(answer) for one, (answer, _) in zip(surfaces, found, strict=True)]
         starts = fmean(starts for _, starts in found)
         missed = sum(loss > MISS for loss in losses)

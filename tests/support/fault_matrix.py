@@ -73,6 +73,7 @@ STARTS = msgspec.structs.replace(
     TINY, name="starts", speed=10.0, boots=3, most_boots=3, comparison_requests=6, max_tokens=128
 )
 
+COMPARED = {"against": "simulator", "levels": (1, 8)}
 # Ten times as slow shows at once.
 PAIRS = msgspec.structs.replace(TINY, name="pairs", boots=3, most_boots=3, comparison_requests=3)
 
@@ -210,7 +211,7 @@ def seeds(count: int) -> tuple[Case, ...]:
         ("compile", TINY, {}, max(1, count // 4)),
         ("reference", SMALL, {}, count),
         ("arrivals", TINY, {"rates": (0.1, 0.3)}, max(1, count // 4)),
-        ("compare", STARTS, {"against": "simulator"}, max(1, count // 4)),  # of two minutes each
+        ("compare", STARTS, COMPARED, max(1, count // 4)),  # of two minutes each
     )
     return tuple(
         Case("", check, Verdict.PASS, profile=profile, options={**options, "seed": seed})
@@ -255,7 +256,7 @@ CASES = (
     _stream("hang", "hung: no token", deadlines=HASTY),
     _stream("stall", "stalled in the middle", deadlines=HASTY),
     _stream("runaway", "a runaway generation: more came than was requested"),
-    Case("slow", "compare", FAIL, "slower|worse", PAIRS, {"against": "simulator"}),
+    Case("slow", "compare", FAIL, "slower|worse", PAIRS, COMPARED),
     Case("counter-reset", "sweep", INVALID, "started again unnoticed"),
     Case("orphan", "server", PASS),
     Case("compiles", "compile", FAIL, "compiled while requests of a known kind waited.*nvcc", TINY),

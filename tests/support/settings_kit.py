@@ -150,7 +150,7 @@ def compared(
         return server.measure(cell)
 
     monkeypatch.setattr(suite, "measure", measure)
-    plan = plan_of(asked, msgspec.structs.replace(PROFILES["demo"], speed=1.0))
+    plan = plan_of(asked, msgspec.structs.replace(PROFILES["demo"], speed=1.0, comparison_requests=8))
     plan = dataclasses.replace(
         plan, context=dataclasses.replace(plan.context, made_up=plan.context.made_up or not judged)
     )

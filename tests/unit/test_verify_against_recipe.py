@@ -6,13 +6,9 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from verify_kit import Server, boot_facts, by_name, context, profile
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
-from sparkwright.engine.findings import Verdict
-from sparkwright.engine.observations import BootFacts
 from sparkwright.recipes import load_recipe
-from sparkwright.verify.checks import ALL
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.plan import plan_of, profile_of
 from sparkwright.verify.simulated import simulated
@@ -20,7 +16,6 @@ from sparkwright.verify.simulated import simulated
 BOTH = VerifyOptions(
     profile="demo", simulator=True, recipe="qwen3.8-27b-mtp", against_recipe="qwen3.6-27b-dflash:many"
 )
-STEPS = "a step takes no longer than on the baseline"
 
 
 def test_a_recipe_is_named_with_or_without_a_use() -> None:
@@ -57,18 +52,3 @@ def test_contradictions_are_refused(changes: dict[str, str], error: type[ConfigE
     plan_of(BOTH)
     with pytest.raises(error):
         plan_of(msgspec.structs.replace(BOTH, **changes))
-
-
-def judged(baseline: BootFacts) -> tuple[Verdict, str]:
-    facts = {("main", boot): boot_facts() for boot in range(3)}
-    there = context(profile(most_boots=3), {**facts, **{("baseline", boot): baseline for boot in range(3)}})
-    seen = [Server(seed=cell.boot).measure(cell) for cell in ALL["compare"].cells(there)]
-    found = by_name(ALL["compare"].judge(there, seen))[STEPS]
-    return found.verdict, found.cause
-
-
-def test_steps_that_draft_differently_are_not_compared() -> None:
-    verdict, cause = judged(boot_facts(speculative_tokens=0, speculative_method=""))
-    assert verdict is Verdict.NOT_APPLICABLE
-    assert "drafts 7 tokens by dflash, on the baseline nothing" in cause
-    assert judged(boot_facts())[0] is Verdict.PASS

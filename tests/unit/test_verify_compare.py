@@ -13,13 +13,16 @@ from verify_kit import SEEDS, Server, boot_facts, by_name, changed, context, dea
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import Observation
-from sparkwright.verify.checks import ALL
+from sparkwright.verify.checks.compare import CHECK as USUAL
+from sparkwright.verify.checks.compare import pair_check
 
 PARTS = pytest.mark.parametrize(
     "seeds", [SEEDS[:5], pytest.param(SEEDS[5:], marks=pytest.mark.walk)], ids=len
 )
-STEPS = "a step takes no longer than on the baseline"
-ONE, EIGHT = (f"as fast as the baseline at c={level}" for level in (1, 8))
+CHECK = pair_check((1, 8))
+SPEED = "requests are as fast as on the baseline"
+FIRST = "first tokens come as early as on the baseline"
+CACHE = "the KV cache holds as many tokens"
 
 
 @dataclass
@@ -63,17 +66,17 @@ def to(**changes: Any) -> Any:
 
 def compare(pair: Pair, **changes: Any) -> dict[str, Any]:
     there = to(**changes)
-    return by_name(ALL["compare"].judge(there, measured(pair, there)))
+    return by_name(CHECK.judge(there, measured(pair, there)))
 
 
 def measured(pair: Pair, there: Any) -> list[Observation]:
     """Everything that the check asks for, with the starts that it adds."""
-    return follow(ALL["compare"], there, pair.measure)
+    return follow(CHECK, there, pair.measure)
 
 
 def test_starts_alternate_and_get_the_same_prompts():
-    cells = ALL["compare"].cells(to())
-    assert cells == ALL["compare"].cells(to())
+    cells = USUAL.cells(to())
+    assert cells == USUAL.cells(to())
     order = list(dict.fromkeys((cell.arm, cell.boot) for cell in cells))
     assert [arm[0] for arm, _ in order] == ["m", "b", "b", "m", "m", "b"]
     for name in {cell.name for cell in cells}:
@@ -82,31 +85,42 @@ def test_starts_alternate_and_get_the_same_prompts():
         assert len({cell.prompts for cell in same}) == 1
     of_one_start = [cell for cell in cells if (cell.arm, cell.boot) == ("main", 0)]
     prompts = [prompt.text for cell in of_one_start for prompt in cell.prompts]
-    assert len(set(prompts)) == len(prompts) == 48
+    assert len(set(prompts)) == len(prompts) == 24 + 24 + 64
 
 
 @PARTS
 def test_equal_servers_pass_and_are_never_called_worse(seeds):
     found = [finding for seed in seeds for finding in compare(Pair(seed)).values()]
-    assert Verdict.FAIL not in {finding.verdict for finding in found}
-    words = [finding.measured["verdict"] for finding in found]
-    assert words.count("better") <= 0.2 * len(words)  # 2.5 % are meant; the three of a run go together
-    assert sum(finding.verdict is Verdict.PASS for finding in found) >= 0.9 * len(found)
+    assert {finding.verdict for finding in found} == {Verdict.PASS}
+    causes = [finding.cause for finding in found if finding.name == SPEED]
+    assert sum(cause.startswith("better") for cause in causes) <= 0.2 * len(causes)  # 2.5 % are meant
+    assert all("not more than" in cause for cause in causes)
 
 
 @PARTS
 def test_a_server_that_is_ten_percent_slower_fails(seeds):
     runs = [compare(Pair(seed, slower=1.11)) for seed in seeds]
-    assert all(run[STEPS].verdict is Verdict.FAIL for run in runs)
-    assert {run[STEPS].cause.split()[0] for run in runs} == {"worse:"}
-    assert not {Verdict.PASS} & {finding.verdict for run in runs for finding in run.values()}
+    assert {run[SPEED].verdict for run in runs} == {Verdict.FAIL}
+    assert {run[SPEED].cause.split()[0] for run in runs} == {"worse"}
+
+
+def test_a_server_that_is_slower_at_one_concurrency_fails():
+    """Over all of them it is 4 % slower, which three starts that differ by 1 % do not show."""
+    there, whole, slow = to(), Pair(), Pair(slower=1.14)
+
+    def measure(cell: Cell) -> Observation:
+        return (slow if cell.load.concurrency == 32 else whole).measure(cell)
+
+    found = by_name(USUAL.judge(there, follow(USUAL, there, measure)))[SPEED]
+    assert found.verdict is Verdict.FAIL
+    assert "c=32" in found.cause.partition(":")[0]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seeds", [SEEDS[::8], pytest.param(SEEDS[::2], marks=pytest.mark.walk)], ids=len)
 @pytest.mark.parametrize(("slower", "lottery"), [(1 / 0.96, 0.015), (1 / 0.90, 0.05)])
 def test_a_small_slowdown_is_found_with_more_starts(slower, lottery, seeds):
-    """In 3 of 3 trials, which bounds the power by 37 % from below at 95 %, as 4 of 5 would by 34 %."""
+    """In 3 of 3 trials; `scripts/bench/compare.py` bounds the power by 90 % from below."""
     pairs = [Pair(seed, slower=slower, lottery=lottery) for seed in seeds]
     found = [Verdict.FAIL in {one.verdict for one in compare(pair).values()} for pair in pairs]
     assert sum(found) >= 0.8 * len(found)
@@ -131,38 +145,46 @@ def test_the_luck_of_starts_is_not_taken_for_a_difference(seeds):
 @pytest.mark.parametrize("seed", SEEDS[::5])
 def test_a_faster_server_is_better(seed):
     found = compare(Pair(seed, slower=0.85))
-    assert found[STEPS].measured["verdict"] == "better"
+    assert found[SPEED].cause.startswith("better: +")
     assert {finding.verdict for finding in found.values()} == {Verdict.PASS}
 
 
-def test_what_is_undecided_says_what_would_show():
-    undecided = [f for seed in range(2) for f in compare(Pair(seed, lottery=0.15)).values()]
-    causes = [f.cause for f in undecided if f.verdict is Verdict.INCONCLUSIVE]
-    assert causes
-    assert all("times as fast" in cause for cause in causes)
-
-
 def test_the_cause_tells_steps_from_drafts():
-    steps = compare(Pair(slower=1.25))[ONE]
+    steps = compare(Pair(slower=1.25))[SPEED]
     assert steps.measured["step time over the baseline's"] == pytest.approx(1.25, abs=0.06)
     assert steps.measured["MAL over the baseline's"] == pytest.approx(1.0, abs=0.04)
-    drafts = compare(Pair(factor=0.75))[ONE]
+    drafts = compare(Pair(factor=0.75))[SPEED]
     assert drafts.verdict is Verdict.FAIL
+    assert "brings 0.6" in drafts.cause
     assert drafts.measured["step time over the baseline's"] == pytest.approx(1.0, abs=0.06)
     assert drafts.measured["MAL over the baseline's"] < 0.8
 
 
-def test_one_start_of_each_says_nothing():
-    found = compare(Pair(), boots=1, most_boots=1)
-    assert {finding.verdict for finding in found.values()} == {Verdict.INCONCLUSIVE}
-    assert "other starts" in found[ONE].cause
+def test_the_spread_of_one_start_of_each_is_assumed_and_said():
+    found = compare(Pair(slower=1.06), boots=1, most_boots=1)[SPEED]
+    assert found.verdict is not Verdict.FAIL
+    assert any("2.5 % between starts of one server is assumed" in one for one in found.warnings)
+    assert compare(Pair(slower=1.3), boots=1, most_boots=1)[SPEED].verdict is Verdict.FAIL
 
 
-def test_a_slow_first_token_is_a_warning():
-    found = compare(Pair(first=2.0))[ONE]
-    assert found.verdict is Verdict.PASS
-    assert any("first token takes" in warning for warning in found.warnings)
-    assert not any("first token" in warning for warning in compare(Pair())[ONE].warnings)
+def test_a_first_token_that_comes_later_fails_by_itself():
+    found = compare(Pair(first=1.3))
+    assert found[SPEED].verdict is Verdict.PASS
+    assert found[FIRST].verdict is Verdict.FAIL
+    assert found[FIRST].cause.startswith("later: c=1: +")
+
+
+def test_a_smaller_cache_fails_where_the_servers_are_configured_alike():
+    there, pair = to(), Pair()
+    seen = measured(pair, there)
+    for changes, verdict in (
+        ({"kv_tokens": 400_000}, Verdict.FAIL),
+        ({"kv_tokens": 520_000}, Verdict.PASS),
+        ({"kv_tokens": 400_000, "kv_dtype": "auto"}, Verdict.NOT_APPLICABLE),
+    ):
+        facts = dict(there.facts) | {("main", boot): boot_facts(**changes) for boot in range(3)}
+        found = by_name(CHECK.judge(context(there.profile, facts), seen))[CACHE]
+        assert found.verdict is verdict
 
 
 def test_servers_that_differ_otherwise_are_pointed_out():
@@ -171,21 +193,19 @@ def test_servers_that_differ_otherwise_are_pointed_out():
     facts["baseline", 1] = boot_facts(graph_mode="NONE")
     other = context(there.profile, facts)
     pair = Pair()
-    found = by_name(
-        ALL["compare"].judge(other, [pair.measure(cell) for cell in ALL["compare"].cells(other)])
-    )[ONE]
+    found = by_name(CHECK.judge(other, [pair.measure(cell) for cell in CHECK.cells(other)]))[SPEED]
     assert "runner is v2, on the baseline v1" in found.warnings
     assert any("starts of baseline differ in graph_mode" in warning for warning in found.warnings)
 
 
 def test_a_server_that_ends_fails_and_a_baseline_that_ends_decides_nothing():
     there, pair = to(), Pair()
-    seen = [pair.measure(cell) for cell in ALL["compare"].cells(there)]
+    seen = [pair.measure(cell) for cell in CHECK.cells(there)]
     arms = [observation.cell.arm for observation in seen]
     for arm, verdict in (("main", Verdict.FAIL), ("baseline", Verdict.INVALID)):
         at = arms.index(arm)
         broken = [*seen[:at], dead(seen[at]), *seen[at + 1 :]]
-        assert by_name(ALL["compare"].judge(there, broken))[ONE].verdict is verdict
+        assert by_name(CHECK.judge(there, broken))[SPEED].verdict is verdict
 
 
 def _at_once(observation: Observation) -> Observation:
@@ -200,15 +220,15 @@ def _at_once(observation: Observation) -> Observation:
 def test_an_answer_that_is_read_at_once_has_no_rate_and_costs_no_verdict() -> None:
     """A busy machine reads a whole answer at once now and then."""
     there, pair = to(), Pair()
-    seen = [pair.measure(cell) for cell in ALL["compare"].cells(there)]
+    seen = [pair.measure(cell) for cell in CHECK.cells(there)]
     first = _at_once(seen[0]).samples[:2]
-    found = by_name(ALL["compare"].judge(there, changed(seen, 0, samples=(*first, *seen[0].samples[2:]))))
+    found = by_name(CHECK.judge(there, changed(seen, 0, samples=(*first, *seen[0].samples[2:]))))
     assert {finding.verdict for finding in found.values()} == {Verdict.PASS}
 
 
 def test_servers_behind_something_that_buffers_are_not_compared() -> None:
     there, pair = to(), Pair()
-    seen = [_at_once(pair.measure(cell)) for cell in ALL["compare"].cells(there)]
-    for finding in ALL["compare"].judge(there, seen):
-        assert finding.verdict is Verdict.INVALID
-        assert "not streamed" in finding.cause
+    seen = [_at_once(pair.measure(cell)) for cell in CHECK.cells(there)]
+    finding = by_name(CHECK.judge(there, seen))[SPEED]
+    assert finding.verdict is Verdict.INVALID
+    assert "not streamed" in finding.cause

@@ -24,10 +24,8 @@ from sparkwright.verify.journal import BootRecord, Concluded, Journal, Manifest,
 from sparkwright.verify.run import Run
 
 LOTTERY = 0.015
-RATE, FIRST, STEP, ACCEPTED = (
-    f"{name} at c=8"
-    for name in ("speed of requests", "time to the first token", "time of a step", "acceptance")
-)
+SPEED = "requests are as fast as on the baseline"
+FIRST = "first tokens come as early as on the baseline"
 ANSWERS, TASKS, FAILURES, CACHE = (
     "greedy answers are the same up to near ties",
     "tasks are solved as well",
@@ -52,8 +50,8 @@ def finished(observations: list[Observation], **facts: Any) -> Run:
     return Run(facts={("main", 0): boot_facts(**facts)}, observations=tuple(observations))
 
 
-def compared(old: Run, new: Run, **more: float) -> dict[str, Finding]:
-    return by_name(compare_runs([old], [new], **more).findings)
+def compared(old: Run, new: Run) -> dict[str, Finding]:
+    return by_name(compare_runs([old], [new]).findings)
 
 
 def failed(findings: dict[str, Finding]) -> set[str]:
@@ -82,63 +80,47 @@ def equal(seed: int) -> dict[str, Finding]:
 def test_an_equal_server_does_not_fail(old: tuple[int, Run]) -> None:
     found = equal(old[0])
     assert not failed(found)
-    assert {found[name].verdict for name in (RATE, STEP)} <= {Verdict.PASS, Verdict.INCONCLUSIVE}
-    assert [w for one in found.values() for w in one.warnings if "1 start before and 1 after" in w]
+    assert found[SPEED].verdict in {Verdict.PASS, Verdict.INCONCLUSIVE}
+    assert any("is assumed, not measured" in warning for warning in found[SPEED].warnings)
 
 
 @pytest.mark.slow
 def test_most_equal_servers_pass() -> None:
     """8 of 10 bound the share by 49 % from below (binomial, at 95 %)."""
-    assert sum(equal(seed)[STEP].verdict is Verdict.PASS for seed in SEEDS[::2]) >= 8
+    assert sum(equal(seed)[SPEED].verdict is Verdict.PASS for seed in SEEDS[::2]) >= 8
 
 
 def test_a_pass_says_how_much_worse_it_may_be() -> None:
     found = compared(finished(swept(1)), finished(swept(2)))
-    assert found[STEP].verdict is Verdict.PASS
-    assert "not more than" in found[STEP].cause
+    assert found[SPEED].verdict is Verdict.PASS
+    assert "not more than" in found[SPEED].cause
 
 
 @pytest.mark.parametrize(
     ("changes", "fails", "holds"),
     [
-        ({"slower": 1.15}, {RATE, STEP}, ACCEPTED),
-        ({"ttft_ms": 170}, {FIRST}, STEP),
-        ({"factor": lambda cell, at, cached: 0.75}, {ACCEPTED}, STEP),
+        ({"slower": 1.25}, SPEED, CACHE),
+        ({"ttft_ms": 190}, FIRST, SPEED),
+        ({"factor": lambda cell, at, cached: 0.75}, SPEED, FIRST),
     ],
     ids=["slower steps", "a later first token", "lost acceptance"],
 )
 def test_what_is_worse_fails_by_itself(
-    old: tuple[int, Run], changes: dict[str, Any], fails: set[str], holds: str
+    old: tuple[int, Run], changes: dict[str, Any], fails: str, holds: str
 ) -> None:
     seed, before = old
     found = failed(compared(before, finished(swept(seed + 1000, **changes))))
-    assert fails <= found
+    assert fails in found
     assert holds not in found
-
-
-def test_what_may_be_slower_is_not_called_equal() -> None:
-    found = compared(finished(swept(1)), finished(swept(2, slower=1.06)))
-    assert found[STEP].verdict is not Verdict.PASS or "not more than" in found[STEP].cause
 
 
 def test_several_runs_of_each_side_measure_how_starts_differ() -> None:
     old, new = ([finished(swept(seed)) for seed in range(at, at + 4)] for at in (0, 100))
     found = by_name(compare_runs(old, new).findings)
-    assert found[RATE].verdict is Verdict.PASS
+    assert found[SPEED].verdict is Verdict.PASS
     assert not any(one.warnings for one in found.values())
     slower = [finished(swept(seed, slower=1.15)) for seed in range(100, 104)]
-    assert {RATE, STEP} <= failed(by_name(compare_runs(old, slower).findings))
-
-
-def test_a_wider_spread_of_starts_decides_less() -> None:
-    old, new = finished(swept(1)), finished(swept(2, slower=1.15))
-    assert compared(old, new, spread=0.15)[STEP].verdict is Verdict.INCONCLUSIVE
-
-
-def test_a_server_that_does_not_draft_has_no_acceptance() -> None:
-    found = compared(finished(swept(1, k=0)), finished(swept(2, k=0)))
-    assert ACCEPTED not in found
-    assert found[RATE].verdict is Verdict.PASS
+    assert SPEED in failed(by_name(compare_runs(old, slower).findings))
 
 
 # Quality -------------------------------------------------------------------------------------------------
@@ -153,17 +135,6 @@ def test_answers_may_part_at_near_ties_and_not_far_from_one(seed: int) -> None:
     wrong = compared(old, finished(answered(Talker(seed=seed, release="0.33", lossy=0.002))))[ANSWERS]
     assert wrong.verdict is Verdict.FAIL
     assert "rounding does not explain" in wrong.cause
-
-
-def test_how_far_probabilities_are_apart_is_told_beside_one_servers_own_distance() -> None:
-    old, same, other = (
-        finished(answered(Talker(release=name, noise=noise)))
-        for name, noise in (("0.24", 0.1), ("0.33", 0.1), ("0.33", 0.6))
-    )
-    assert compared(old, same)[ANSWERS].measured["mean distance nat"] == 0
-    measured = compared(old, other)[ANSWERS].measured
-    assert float(measured["mean distance nat"]) > 0.0003
-    assert measured["mean distance of one server nat"] == 0
 
 
 def test_tasks_that_are_no_longer_solved_fail() -> None:
@@ -188,7 +159,7 @@ def test_requests_that_fail_since_the_upgrade_are_named() -> None:
     new[-1] = failing(new[-1], FailureKind.STALL, which=slice(3, 5))
     found = compared(finished(swept(1)), finished(new))
     assert "4 requests fail in prose c=24, before 0: stall" in found[FAILURES].cause
-    assert found["speed of requests at c=24"].verdict is Verdict.INCONCLUSIVE
+    assert found[SPEED].verdict is Verdict.INCONCLUSIVE
     # The same failures before are none of the upgrade's.
     old = swept(1)
     old[-1] = failing(old[-1], FailureKind.STALL, which=slice(3, 5))
@@ -206,8 +177,8 @@ def test_a_smaller_cache_fails_and_other_facts_are_named() -> None:
         finished(swept(1)), finished(swept(2), kv_tokens=400_000, backends=("TRITON_ATTN",), version="0.33.0")
     )
     assert found[CACHE].verdict is Verdict.FAIL
-    assert "400000 tokens fit, before 525000" in found[CACHE].cause
-    assert "backends is ('TRITON_ATTN',), before ('FLASH_ATTN',)" in found[CACHE].warnings
+    assert "400000 tokens fit, on the baseline 525000" in found[CACHE].cause
+    assert "backends is ('TRITON_ATTN',), on the baseline ('FLASH_ATTN',)" in found[SPEED].warnings
     assert compared(finished(swept(1)), finished(swept(2)))[CACHE].verdict is Verdict.PASS
 
 
@@ -253,14 +224,14 @@ def written(folder: Path, observations: list[Observation]) -> Path:
 
 
 def test_the_command_leaves_a_page_and_says_what_is_worse(tmp_path: Path, capsys: Any) -> None:
-    old, new = written(tmp_path / "old", swept(1)), written(tmp_path / "new", swept(2, slower=1.2))
+    old, new = written(tmp_path / "old", swept(1)), written(tmp_path / "new", swept(2, slower=1.3))
     out = tmp_path / "out"
     status = main(["verify", "compare", str(old), str(new), "--out", str(out), "--json"])
     assert status == VerdictError.exit_code
     found = json.loads(capsys.readouterr().out)
     assert found["run"]["title"] == "old (0.24.0) → new (0.24.0)"
     assert {path.name for path in out.iterdir()} == {"report.html", "verdict.json"}
-    assert {one["name"] for one in found["findings"] if one["verdict"] == "fail"} >= {RATE, STEP}
+    assert {one["name"] for one in found["findings"] if one["verdict"] == "fail"} >= {SPEED}
 
 
 def test_the_command_refuses_a_run_that_is_named_twice(tmp_path: Path, capsys: Any) -> None:

@@ -108,14 +108,13 @@ def _shown(value: Any) -> str:
 
 
 def _known(recipe: Recipe) -> Iterator[Part]:
-    """Yield notes, evidence, lowest scores and published figures."""
+    """Yield notes, evidence and published figures."""
     from sparkwright.recipes.evidence import references
 
     yield from (("note", note) for note in recipe.limits)
     for one in recipe.evidence:
         differs = f"; there: {one.differs}" if one.differs else ""
         yield "seen", f"{one.grade}: {one.where}, by {one.by} {one.date} {one.source}{differs}"
-    yield from (("scores", bound) for bound in recipe.evaluation)
     yield from (("figures", f"{one.grade}: {one}") for one in references(recipe.name, recipe.reference))
 
 

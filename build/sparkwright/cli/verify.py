@@ -28,7 +28,7 @@ from sparkwright.verify.estimate import Share
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import Plan
 from sparkwright.verify.results import Results
-from sparkwright.verify.setup import Refusals
+from sparkwright.verify.setup import Refusal
 
 _EVENTS = "events.jsonl"
 _SUBCOMMANDS = {
@@ -129,7 +129,7 @@ def execute(
     only_plan: bool,
     as_json: bool,
     force: bool = False,
-    refusals: Refusals | None = None,
+    refusal: Refusal | None = None,
 ) -> tuple[Results | None, dict[str, Counter[str]]]:
     """Run *options* here or on another machine; return the results, and what other machines did.
 
@@ -162,7 +162,7 @@ def execute(
                 return verify_remotely(machines, options, folder), done
         from sparkwright.verify.runner import run_verification
 
-        return run_verification(plan, folder, keys, offline=offline, refusals=refusals), done
+        return run_verification(plan, folder, keys, offline=offline, refusal=refusal), done
 
 
 def _attach(results: Results, options: VerifyOptions) -> None:

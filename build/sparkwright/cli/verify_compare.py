@@ -25,18 +25,17 @@ from sparkwright.cli.verify_options import (
     UNLOCKED,
     objective,
 )
-from sparkwright.recipes import Recipe
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.results import Results
 
-_OF_SERVERS = {"before", "after", "unlocked", "cluster", "only_plan", "seed", "out"}
+_OF_SERVERS = {"before", "after", "levels", "unlocked", "cluster", "only_plan", "seed", "out"}
 _OF_RECIPES = {*_OF_SERVERS, "wheel", "python", "demo", "faults", "speed"}
 # Parameters that mean something, by what is compared; others are refused.
 _TAKEN = {
     "finished runs": {"before", "after", "also_before", "also_after", "out"},
     "two wheels": {*_OF_SERVERS, "recipe", "use", "boots"},
     "two recipes": {*_OF_RECIPES, "boots"},
-    "settings": {*_OF_RECIPES, "vary", "slo", "use", "levels"},
+    "settings": {*_OF_RECIPES, "vary", "slo", "use"},
 }
 
 
@@ -47,7 +46,7 @@ _TAKEN = {
     "--vary",
     multiple=True,
     metavar="SETTING=VALUE,VALUE",
-    help="Compare settings of one recipe: a flag, num-speculative-tokens or method.",
+    help="Compare settings of one recipe: a flag, or num-speculative-tokens.",
 )
 @click.option("--slo", callback=objective, help="Limits that every setting must keep, such as ttft_p95=2s.")
 @click.option("--recipe", default="", help="What two wheels serve, by name or file.")
@@ -57,7 +56,7 @@ _TAKEN = {
 @UNLOCKED
 @click.option("--demo", is_flag=True, help="Start simulators, without any GPU.")
 @FAULTS
-@click.option("--levels", type=Numbers(), default=(), help="Concurrencies for settings.  [default: 1,8,32]")
+@click.option("--levels", type=Numbers(), default=(), help="Requests at a time.  [default: 1,8,32]")
 @click.option("--boots", type=click.IntRange(min=1), help="Starts of each of two servers, no more.")
 @click.option("--also-before", multiple=True, metavar="RUN", help="Another finished run before it.")
 @click.option("--also-after", multiple=True, metavar="RUN", help="Another finished run after it.")
@@ -97,6 +96,7 @@ def command(
     slower, break --slo or do not start are left out, the others are started again. Leaves the recipe file of
     the one to serve.
     """
+    from sparkwright.cli.preflight import refusal_of
     from sparkwright.cli.verify import (
         evidence_folder,
         execute,
@@ -129,7 +129,7 @@ def command(
             return
         results, done = execute(
             options, log, out=out, resume=resume, cluster=cluster, offline=offline, only_plan=only_plan,
-            as_json=as_json, refusals=partial(_refusals, offline=offline),
+            as_json=as_json, refusal=partial(refusal_of, offline=offline),
         )  # fmt: skip
     if results is not None:
         if options.vary and not as_json:
@@ -246,38 +246,6 @@ def _options_of(
     given |= {"recipe": recipe, "use": use or given.get("use", "")}
     rival = {"against_recipe": before} if after else {"vary": parse_vary(vary)}
     return VerifyOptions(**given, **rival, profile="demo" if demo else "full", simulator=demo)
-
-
-def _refusals(python: Path, recipes: Sequence[Recipe], *, offline: bool) -> list[str]:
-    """Return for each of *recipes* why it should not be started; empty where nothing speaks against it."""
-    from sparkwright.cli.preflight import refusal_of
-
-    return [
-        f"this release does not take its options: {why}"
-        if why
-        else refusal_of(recipe, python, offline=offline)
-        for recipe, why in zip(recipes, _not_taken(python, recipes), strict=True)
-    ]
-
-
-def _not_taken(python: Path, recipes: Sequence[Recipe]) -> list[str]:
-    """Return for each of *recipes* what the own parser of the vLLM of *python* does not take of it."""
-    from sparkwright.base.errors import SparkwrightError
-    from sparkwright.base.events import warn
-    from sparkwright.engine.installed import read_installed
-    from sparkwright.engine.release import ask_installed
-    from sparkwright.recipes.release_options import question_of
-    from sparkwright.store import open_store
-
-    questions = [question_of(recipe) for recipe in recipes]
-    answer = None
-    try:
-        answer = ask_installed(open_store(), python, read_installed(python), questions)
-    except SparkwrightError as error:
-        warn(f"{error}; servers that refuse their options will say so when they are started")
-    if answer is None:
-        return [""] * len(recipes)
-    return ["; ".join(str(one) for one in problems if one.refuses) for problems in answer.problems]
 
 
 def _show_configurations(options: VerifyOptions, *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""Evidence for recipes: where one was seen served, published figures, and lowest scores to reach.
+"""Evidence for recipes: where one was seen served, and published figures.
 
 ``reference.toml`` holds each published figure for DGX Spark once, with its source and grade: recipes name its
 keys, and pages are made from it.
@@ -7,16 +7,14 @@ keys, and pages are made from it.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from importlib import resources
-from pathlib import Path
 from typing import Literal
 
 from msgspec import field
 
 from sparkwright.base.config import Model, parse_toml
-from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.base.errors import UnknownNameError
 
 Grade = Literal["served", "tuned here", "A", "A-", "B", "C", "never"]
 GRADES: dict[Grade, str] = {
@@ -53,54 +51,6 @@ def best_grade(evidence: Sequence[Evidence]) -> Grade:
     """Return the best grade among *evidence*; ``never`` for none."""
     order = list(GRADES)
     return min((one.grade for one in evidence), key=order.index, default="never")
-
-
-class EvalBound(Model, frozen=True):
-    """The lowest score of one task.
-
-    Attributes:
-        least: the lowest score in the harness's own unit; the highest, of metrics of which less is better.
-        source: public address or record that the bound comes from.
-        metric: the metric with its filter, as reports name it, such as ``exact_match (strict-match)``; every
-            metric of the task if empty.
-        settings: settings of the source that the score depends on, such as the number of examples.
-    """
-
-    task: str
-    least: float
-    source: str
-    metric: str = ""
-    settings: str = ""
-
-    @property
-    def name(self) -> str:
-        """Task and metric, as reports name a score; the task alone for all of its metrics."""
-        return f"{self.task} {self.metric}".rstrip()
-
-    def __str__(self) -> str:
-        settings = f", {self.settings}" if self.settings else ""
-        return f"{self.name} at least {self.least:g} ({self.source}{settings})"
-
-
-def require_usable_bounds(path: Path, bounds: Sequence[EvalBound]) -> None:
-    """Refuse bounds that judge nothing, or whose source is not stated.
-
-    Raises:
-        ConfigError: one has no task, no source or no finite score, or two are of the same score.
-    """
-    names = [one.name for one in bounds]
-    found = [
-        *(f"{one.name or 'a bound'} names no task" for one in bounds if not one.task.strip()),
-        *(f"the bound of {one.name} has no source" for one in bounds if not one.source.strip()),
-        *(f"the bound of {one.name} is {one.least}" for one in bounds if not math.isfinite(one.least)),
-        *(f"{name} has several bounds" for name in dict.fromkeys(names) if names.count(name) > 1),
-    ]
-    if found:
-        raise ConfigError(
-            f"{path} does not follow its format",
-            because="; ".join(found),
-            next_step="give each [[evaluation]] a task, a lowest score, and the source of that score",
-        )
 
 
 class ReferenceFigures(Model, frozen=True):

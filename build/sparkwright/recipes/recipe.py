@@ -14,7 +14,7 @@ from msgspec import field
 
 from sparkwright.base.config import Model, load_toml
 from sparkwright.base.errors import ConfigError, unknown_name
-from sparkwright.recipes.evidence import EvalBound, Evidence, Grade, best_grade, require_usable_bounds
+from sparkwright.recipes.evidence import Evidence, Grade, best_grade
 from sparkwright.recipes.shared import reasons, shared_note, use_title
 
 FORMAT = 1
@@ -90,7 +90,6 @@ class Recipe(Model, frozen=True):
         why: reason of each flag by its name, of keys of the speculative configuration as
             ``speculative.KEY``, and of variables by their names; the shared ones where it states none.
         evidence: where and by whom it was served; none: it was never seen served.
-        evaluation: lowest scores of evaluation tasks, each with its source.
         notes: its own known failures and limits, for people; `limits` has all.
     """
 
@@ -114,7 +113,6 @@ class Recipe(Model, frozen=True):
     why: dict[str, str] = field(default_factory=dict)
     evidence: tuple[Evidence, ...] = ()
     reference: tuple[str, ...] = ()
-    evaluation: tuple[EvalBound, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -227,7 +225,6 @@ def _load(path: Path) -> Recipe:
         for name, use in recipe.uses.items()
     }
     _require_plain(path, recipe)
-    require_usable_bounds(path, recipe.evaluation)
     return msgspec.structs.replace(recipe, uses=uses, **_complete(path, recipe))
 
 

@@ -13,13 +13,26 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.statistics import t_quantile
 
-LEAST_STARTS = 2
-"""Starts of an arm that its mean represents others by, where no spread is assumed."""
-_POWER = 0.8
+LOOKS = (3, 5, 7, 10)
+"""Starts of each server after which the comparison is judged: it ends as soon as it is decided."""
+FALSE_WORSE = 0.008
+"""Chance that a server as fast as the reference is called worse, over all of these moments."""
+TRIVIAL = 0.02
+"""A server that is slower by less passes, however surely."""
+MATERIAL = 0.04
+"""Largest slowdown within the interval of a server that passes before the last start."""
+TOLERANCE = 0.10
+"""The same after the last one, and of any one concurrency."""
+SPREAD = 0.025
+"""Assumed standard deviation between starts of one server, where a side has a single one."""
 _LOW = 0.025
+_EACH = 0.1
+"""Share of the error that single concurrencies have: starts are as fast or slow at all of them."""
 
 
 @dataclass(frozen=True)
@@ -62,17 +75,11 @@ class Spread:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A ratio with its interval.
-
-    Attributes:
-        detectable: the relative difference, 0.05 for 5 %, that would be told from none in four of five
-            comparisons with this spread and as many starts.
-    """
+    """A ratio with its interval."""
 
     value: float
     low: float
     high: float
-    detectable: float = math.inf
 
     def __str__(self) -> str:
         """Return it as a factor, such as ``1.04 (1.01 to 1.07)``."""
@@ -99,50 +106,94 @@ def ratio_of(
         low_error: chance that it lies below.
     """
     difference = math.fsum(one) / len(one) - math.fsum(other) / len(other)
-    low, high, power = (spread.width(tail, len(one), len(other)) for tail in (low_error, error, 1 - _POWER))
-    value, below, above = (math.exp(one) for one in (difference, difference - low, difference + high))
-    return Ratio(value, below, above, math.exp(high + power) - 1)
+    low, high = (spread.width(tail, len(one), len(other)) for tail in (low_error, error))
+    return Ratio(*(math.exp(end) for end in (difference, difference - low, difference + high)))
 
 
-def compare_starts(
-    one: Sequence[Mapping[str, float]],
-    other: Sequence[Mapping[str, float]],
-    error: float,
-    low_error: float = _LOW,
-    assumed: float = math.inf,
-) -> tuple[Ratio | None, int]:
-    """Return the ratio of *one* to *other* over the items that all starts have, and the number of these.
+@dataclass(frozen=True)
+class Look:
+    """A moment at which a comparison is judged.
 
-    There is none without a start of each and a common item. Where an arm has a single start, the spread
-    between starts is the *assumed* one, and the items tell how sure the rest is.
-
-    Args:
-        one: positive values by item of each start, such as tokens a second by prompt.
-        other: likewise.
-        error: chance that the truth lies above the interval.
-        low_error: chance that it lies below.
-        assumed: standard deviation between starts; by default unknown, so that the interval is infinite.
+    Attributes:
+        starts: of each server.
+        last: no further starts follow.
+        error: chance that a server as fast as the reference is called worse at this moment.
     """
-    means, items = common_means([*one, *other])
-    arms = means[: len(one)], means[len(one) :]
-    if not (one and other and items):
-        return None, items
-    if min(map(len, arms)) >= LEAST_STARTS or math.isinf(assumed):
-        few = min(map(len, arms)) < LEAST_STARTS
-        return ratio_of(*arms, Spread.of(() if few else arms), error, low_error), items
-    by_item = [
-        _mean_log(one, name) - _mean_log(other, name)
-        for name in sorted(set.intersection(*(set(start) for start in (*one, *other))))
-    ]
-    # Starts are as fast or slow at every concurrency, so their part needs no correction for its number.
-    of_starts = Spread(assumed, math.inf).width(_LOW, len(one), len(other))
-    width = math.hypot(of_starts, Spread.of([by_item]).width(error, items))
-    middle = math.fsum(arms[0]) / len(one) - math.fsum(arms[1]) / len(other)
-    return _around(middle, width), items
+
+    starts: int
+    last: bool = True
+    error: float = FALSE_WORSE
+
+    @property
+    def allowed(self) -> float:
+        """Largest slowdown within the interval of a server that passes."""
+        return TOLERANCE if self.last else MATERIAL
 
 
-def _mean_log(starts: Sequence[Mapping[str, float]], name: str) -> float:
-    return math.fsum(math.log(start[name]) for start in starts) / len(starts)
+def looks_of(least: int, most: int) -> list[Look]:
+    """Return the moments at which a comparison of *least* to *most* starts is judged.
+
+    Later ones have more of the error: the fewer the starts, the less they show.
+    """
+    planned = sorted({least, *(one for one in LOOKS if least < one < most), max(least, most)})
+    return [Look(starts, starts == planned[-1], FALSE_WORSE * starts / sum(planned)) for starts in planned]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A server beside the reference, over all concurrencies and at each.
+
+    Attributes:
+        one: values of each start by concurrency.
+        other: the reference's.
+        look: the moment.
+    """
+
+    one: Mapping[int, Sequence[float]]
+    other: Mapping[int, Sequence[float]]
+    look: Look
+
+    @cached_property
+    def overall(self) -> Ratio:
+        """The ratio over all concurrencies, each of the same weight."""
+        one, other = (
+            [math.fsum(start) / len(start) for start in zip(*side.values(), strict=True)]
+            for side in (self.one, self.other)
+        )
+        return self._ratio(one, other, (1 - _EACH) * self.look.error)
+
+    @cached_property
+    def levels(self) -> dict[int, Ratio]:
+        """The ratio at each concurrency."""
+        error = _EACH * self.look.error / len(self.one)
+        return {level: self._ratio(self.one[level], self.other[level], error) for level in self.one}
+
+    def _ratio(self, one: Sequence[float], other: Sequence[float], error: float) -> Ratio:
+        arms = list(one), list(other)
+        few = min(map(len, arms)) < 2  # noqa: PLR2004 - no spread
+        return ratio_of(*arms, Spread(SPREAD, math.inf) if few else Spread.of(arms), error)
+
+    @property
+    def worse(self) -> list[str]:
+        """What is surely slower, in words."""
+        found = {"overall": self.overall, **{f"c={level}": one for level, one in self.levels.items()}}
+        return [name for name, one in found.items() if one.high < 1 and one.value < 1 - TRIVIAL]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether it is surely slower, surely not slower by more than is allowed, or neither."""
+        if self.worse:
+            return Verdict.FAIL
+        slowest = min(one.low for one in self.levels.values())
+        passes = self.overall.low >= 1 - self.look.allowed and slowest >= 1 - TOLERANCE
+        return Verdict.PASS if passes else Verdict.INCONCLUSIVE
+
+    def __str__(self) -> str:
+        words = {Verdict.FAIL: f"worse ({', '.join(self.worse)})", Verdict.INCONCLUSIVE: "undecided"}
+        passed = "better" if self.overall.low > 1 else "not worse"
+        shown = f"{words.get(self.verdict, passed)}: {self.overall.change}"
+        most = max(0.0, 100 * (1 - self.overall.low))
+        return shown if self.verdict is Verdict.FAIL else f"{shown}, not more than {most:.1f} % slower"
 
 
 def compare_pairs(one: Sequence[float], other: Sequence[float], error: float) -> Ratio:
@@ -166,15 +217,3 @@ def compare_pairs(one: Sequence[float], other: Sequence[float], error: float) ->
 
 def _around(middle: float, width: float) -> Ratio:
     return Ratio(*(math.exp(middle + side * width) for side in (0, -1, 1)))
-
-
-def common_means(starts: Sequence[Mapping[str, float]]) -> tuple[list[float], int]:
-    """Return for each start the mean logarithm over the items that all *starts* have, and their number.
-
-    Args:
-        starts: positive values by item, such as tokens a second by prompt.
-    """
-    common = sorted(set.intersection(*(set(one) for one in starts))) if starts else []
-    return [math.fsum(math.log(one[name]) for name in common) / max(1, len(common)) for one in starts], len(
-        common
-    )

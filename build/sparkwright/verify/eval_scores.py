@@ -13,7 +13,6 @@ from sparkwright.base.errors import ConfigError
 from sparkwright.verify.statistics import ratio_interval, share_interval
 
 LEVEL = 0.95
-_NORMAL = 1.959964  # standard errors to either side at that level
 
 
 @dataclass(frozen=True)
@@ -24,7 +23,6 @@ class TaskScore:
         metric: the metric, with the filter of answers where there is one.
         value: the score as the harness reports it.
         by_question: the metric of each question, by its number and digest; empty for metrics of the whole.
-        error: the harness's own standard error; `None` where it gives none.
     """
 
     task: str
@@ -32,7 +30,6 @@ class TaskScore:
     value: float
     by_question: Mapping[str, float]
     higher_is_better: bool = True
-    error: float | None = None
 
     @property
     def name(self) -> str:
@@ -48,13 +45,11 @@ class TaskScore:
     def interval(self) -> tuple[float, float] | None:
         """95 % interval: Wilson's where questions are right or wrong, of their mean where they are rated.
 
-        Without questions, as of groups of tasks, by the harness's standard error; `None` without that too.
+        `None` without questions, as of groups of tasks.
         """
         values = list(self.by_question.values())
         if self.binary:
             return share_interval(int(sum(values)), len(values), LEVEL)
-        if not values and self.error is not None:
-            return self.value - _NORMAL * self.error, self.value + _NORMAL * self.error
         if len(values) < 2 or not all(map(math.isfinite, values)):  # noqa: PLR2004 - no variance
             return None
         _, low, high = ratio_interval(values, [1.0] * len(values), LEVEL)
@@ -100,9 +95,7 @@ def _of_task(path: Path, told: dict[str, Any], task: str) -> list[TaskScore]:
         }
         name = metric if chosen in {"", "none"} else f"{metric} ({chosen})"
         higher = better.get(metric) is not False
-        error = told["results"][task].get(f"{metric}_stderr,{chosen}")
-        error = float(error) if isinstance(error, (int, float)) else None
-        scores.append(TaskScore(task, name, float(value), questions, higher, error))
+        scores.append(TaskScore(task, name, float(value), questions, higher))
     return scores
 
 

@@ -21,7 +21,7 @@ from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.servers import Arms
 from sparkwright.recipes import Recipe, load_recipe
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks import ALL, capacity, checks_of, settings
+from sparkwright.verify.checks import ALL, capacity, checks_of, compare, settings
 from sparkwright.verify.checks.common import Check
 from sparkwright.verify.checks.reference import reference_check
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
@@ -132,7 +132,7 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
         changes["most_boots"] = options.boots
     changes["speed"] = options.speed or (base.speed if options.simulator else 1.0)
     if options.compared and not options.checks:
-        names: tuple[str, ...] = (settings.NAME if options.vary else "compare",)
+        names: tuple[str, ...] = (compare.NAME,)
     elif options.slo and not options.checks:
         names = (capacity.NAME,)
     else:
@@ -150,10 +150,11 @@ def _checks(options: VerifyOptions, profile: Profile) -> list[Check]:
     if slo is not None:
         known[capacity.NAME] = capacity.capacity_check(slo, options.max_tokens or capacity.TOKENS)
     if options.vary:
-        levels = options.levels or settings.LEVELS
-        known[settings.NAME] = settings.settings_check(
-            options.configurations, levels, slo, simulated=options.simulator
+        known[compare.NAME] = settings.settings_check(
+            options.configurations, options.levels, slo, simulated=options.simulator
         )
+    elif options.compared:
+        known[compare.NAME] = compare.pair_check(options.levels or compare.LEVELS)
     if options.reference:
         known[REFERENCE] = reference_check(load_reference(Path(options.reference)))
     return [known[name] for name in profile.checks]
@@ -172,7 +173,7 @@ def _lacks_by_recipe(recipe: Recipe) -> dict[str, str]:
 def _refuse(options: VerifyOptions, profile: Profile) -> None:
     """Do nothing if *options* can be planned; `plan_of` says what is raised."""
     for what, names, known in (
-        ("check", profile.checks, (*ALL, capacity.NAME, settings.NAME)),
+        ("check", profile.checks, (*ALL, capacity.NAME)),
         ("category", profile.categories, CATEGORIES),
     ):
         if unknown := [name for name in names if name not in known]:
@@ -219,13 +220,7 @@ def _refuse(options: VerifyOptions, profile: Profile) -> None:
             "compare" in profile.checks and not compared,
             "the check 'compare' needs two servers",
             "",
-            "compare wheels or recipes: sparkwright verify compare BEFORE AFTER",
-        ),
-        (
-            settings.NAME in profile.checks and not options.vary,
-            "the check 'settings' needs settings",
-            "",
-            "compare them: sparkwright verify compare RECIPE --vary SETTING=VALUE,VALUE",
+            "compare wheels, recipes or settings: sparkwright verify compare BEFORE AFTER",
         ),
         (
             options.baseline_url and not options.url,

@@ -14,21 +14,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from sparkwright.verify.compare import Ratio, Spread, ratio_of
+from sparkwright.verify.compare import SPREAD, Spread, ratio_of
 
 OWN = 0
 """Position of the recipe as it is. It is recommended where nothing is surely better, so that it is told apart
 from the best one to either side."""
 WITHIN = 0.03
 """Share by which an arm must surely be no better for it to be started no more."""
-MOST_STARTS = 6
-"""Of an arm; twice as many of the best one and of the recipe as it is, which decide the answer."""
+MOST_STARTS = 10
+"""Of an arm."""
 LEAST_STARTS = 2
 """Of the arms that the answer names."""
 MOST_CHECKED = 4
 """Arms whose answers are judged for one answer, at the most."""
-ASSUMED, WEIGHT = 0.025, 4.0
-"""Standard deviation between starts before it was measured, and the degrees of freedom that it counts as."""
+WEIGHT = 4.0
+"""Degrees of freedom that the assumed spread counts as."""
 ERROR = 0.01
 """Chance of a wrong word on one arm."""
 _LOOKS = 4  # divides the error of calling something better than the recipe, which is judged at each start
@@ -42,7 +42,6 @@ class Trial:
         scores: logarithm of the objective of each start on an undisturbed machine.
         starts: all of them.
         out: reason for which it cannot be recommended, whatever its speed; empty if there is none.
-        keeps: it keeps the limits, as far as its starts show.
         checked: its answers were judged.
         remarks: what differs in them and is allowed to.
     """
@@ -50,7 +49,6 @@ class Trial:
     scores: tuple[float, ...] = ()
     starts: int = 0
     out: str = ""
-    keeps: bool = True
     checked: bool = False
     remarks: tuple[str, ...] = ()
 
@@ -82,29 +80,25 @@ class Planned:
 
 def spread_of(trials: Sequence[Trial]) -> Spread:
     """Return the spread of the objective between starts."""
-    return Spread.of((one.scores for one in trials), ASSUMED, WEIGHT)
+    return Spread.of((one.scores for one in trials), SPREAD, WEIGHT)
 
 
 def standings(trials: Sequence[Trial]) -> list[State]:
     """Return the standing of each arm."""
     running = [index for index, one in enumerate(trials) if one.scores and not one.out]
-    kept = [index for index in running if trials[index].keeps]
-    best = max(kept or running, key=lambda index: trials[index].mean, default=-1)
+    best = max(running, key=lambda index: trials[index].mean, default=-1)
     spread, rivals = spread_of(trials), max(1, sum(bool(one.scores) for one in trials) - 1)
 
     def state(index: int, trial: Trial) -> State:
-        if trial.out or not trial.scores:
+        if index not in running:
             return State.OUT if trial.out else State.UNKNOWN
         if index == best:
             return State.BEST
-
-        def to_best(error: float) -> Ratio:
-            return ratio_of(trial.scores, trials[best].scores, spread, error, error)
-
         # The best of many is lucky: it must beat the recipe by more than one rival would.
-        if to_best(ERROR / _LOOKS / rivals if index == OWN else ERROR).high < 1:
+        error = ERROR / _LOOKS / rivals if index == OWN else ERROR
+        if ratio_of(trial.scores, trials[best].scores, spread, error).high < 1:
             return State.SLOWER
-        ratio = to_best(ERROR)
+        ratio = ratio_of(trial.scores, trials[best].scores, spread, ERROR, ERROR)
         near = ratio.high <= 1 + WITHIN and (index != OWN or ratio.low >= 1 - WITHIN)
         return State.TIED if near else State.OPEN
 
@@ -112,9 +106,9 @@ def standings(trials: Sequence[Trial]) -> list[State]:
 
 
 def contenders(trials: Sequence[Trial]) -> list[int]:
-    """Return the arms that may be the best and keep the limits, the highest objective first."""
+    """Return the arms that may be the best, the highest objective first."""
     alive = {State.BEST, State.TIED, State.OPEN}
-    found = [i for i, state in enumerate(standings(trials)) if state in alive and trials[i].keeps]
+    found = [index for index, state in enumerate(standings(trials)) if state in alive]
     return sorted(found, key=lambda index: (-trials[index].mean, index))
 
 
@@ -123,26 +117,24 @@ def recommended(rivals: Sequence[int]) -> int | None:
     return OWN if OWN in rivals else next(iter(rivals), None)
 
 
-def starts_left(trials: Sequence[Trial], mean: int) -> int:
-    """Return the starts that may still be made, *mean* of each arm; those with a score count as made."""
-    tested = [one for one in trials if not one.out]
-    return max(mean, LEAST_STARTS) * len(tested) - sum(len(one.scores) for one in tested)
-
-
 def next_start(trials: Sequence[Trial], mean: int, *, quality: bool) -> Planned | None:
     """Return the next start to make; `None` once everything is decided, or cannot be.
 
     Args:
         trials: all arms, the recipe as it is first.
-        mean: starts of an arm at the most, as a mean over all that start.
+        mean: starts of an arm at the most, as a mean over all that start; those with a score count as made.
         quality: judge the answers of what is recommended in the recipe's place.
     """
     found, rivals = standings(trials), contenders(trials)
-    first = [i for i, one in enumerate(trials) if not (one.out or one.scores) and one.starts < MOST_STARTS]
-    named = {OWN, recommended(rivals)}
-    once = [i for i, one in enumerate(trials) if i in named and not one.out and one.starts < LEAST_STARTS]
-    left = starts_left(trials, mean)
-    wanted = first or (_undecided(trials, found) if left > len(once) else []) or (once if left > 0 else [])
+    tested = [one for one in trials if not one.out]
+    left = max(mean, LEAST_STARTS) * len(tested) - sum(len(one.scores) for one in tested)
+    startable = [i for i, one in enumerate(trials) if not one.out and one.starts < MOST_STARTS]
+    unscored = [i for i in startable if not trials[i].scores]
+    once = [i for i in startable if i in {OWN, recommended(rivals)} and trials[i].starts < LEAST_STARTS]
+    unsure = [i for i in startable if found[i] in {State.OPEN, State.BEST}]
+    if State.OPEN not in {found[i] for i in unsure} or left <= len(once):
+        unsure = []
+    wanted = unscored or unsure or (once if left > 0 else [])
     if wanted:
         number = min(trials[index].starts for index in wanted)
         due = [index for index in wanted if trials[index].starts == number]
@@ -152,15 +144,3 @@ def next_start(trials: Sequence[Trial], mean: int, *, quality: bool) -> Planned 
         due = [index for index in judged if not (trials[index].checked or trials[index].out)]
         return Planned(due[0], 0, quality=True) if due else None
     return None
-
-
-def _undecided(trials: Sequence[Trial], found: Sequence[State]) -> list[int]:
-    """Return the arms that may be better than the best one so far, and that one."""
-
-    def may_start(index: int) -> bool:
-        twice = index == OWN or found[index] is State.BEST
-        return trials[index].starts < MOST_STARTS * (2 if twice else 1)
-
-    unsure = [index for index, state in enumerate(found) if state is State.OPEN and may_start(index)]
-    best = [index for index, state in enumerate(found) if state is State.BEST and may_start(index)]
-    return sorted([*unsure, *best]) if unsure else []

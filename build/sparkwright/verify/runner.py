@@ -8,7 +8,7 @@ from pathlib import Path
 from sparkwright.store import open_store
 from sparkwright.verify.plan import Plan
 from sparkwright.verify.results import Results, write_results
-from sparkwright.verify.setup import Refusals, prepare
+from sparkwright.verify.setup import Refusal, prepare
 from sparkwright.verify.suite import run_plan
 from sparkwright.verify.tuned import write_tuned
 
@@ -19,7 +19,7 @@ def run_verification(
     keys: tuple[str, str] = ("", ""),
     *,
     offline: bool = False,
-    refusals: Refusals | None = None,
+    refusal: Refusal | None = None,
 ) -> Results:
     """Run *plan*, or what is left of it, and write the results to *folder*; arguments as for `prepare`.
 
@@ -29,7 +29,7 @@ def run_verification(
     """
 
     async def run() -> None:
-        await run_plan(*await prepare(plan, folder, keys, offline=offline, refusals=refusals), folder)
+        await run_plan(*await prepare(plan, folder, keys, offline=offline, refusal=refusal), folder)
 
     with open_store().running():  # so that no environment of a server is pruned meanwhile
         asyncio.run(run())

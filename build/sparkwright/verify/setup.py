@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -35,7 +35,7 @@ from sparkwright.verify.reference import load_reference, require_same_model
 from sparkwright.verify.simulated import simulated
 
 Start = Callable[[int], AbstractAsyncContextManager[MeasuredServer]]
-Refusals = Callable[[Path, Sequence[Recipe]], Sequence[str]]
+Refusal = Callable[[Recipe, Path], str]
 
 # Of huggingface_hub, by which vLLM fetches models: use what is cached, and fail where it is not.
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
@@ -47,7 +47,7 @@ async def prepare(
     keys: tuple[str, str] = ("", ""),
     *,
     offline: bool = False,
-    refusals: Refusals | None = None,
+    refusal: Refusal | None = None,
 ) -> tuple[Plan, Manifest]:
     """Return *plan* with its servers, whose files are written below *folder*, and the head of its journal.
 
@@ -56,9 +56,8 @@ async def prepare(
         folder: of the run.
         keys: of the servers at `url` and `baseline_url` of the options; they are sent nowhere else.
         offline: fetch nothing: neither what a wheel requires nor, when vLLM starts, models.
-        refusals: returns for each of several recipes why it should not be started with the vLLM of an
-            interpreter, empty where nothing speaks against it; only configurations that are compared are
-            asked for.
+        refusal: returns why a recipe should not be started with the vLLM of an interpreter, empty where
+            nothing speaks against it; only configurations that are compared are asked for.
 
     Raises:
         ConfigError: the server at the address cannot be checked by what was selected.
@@ -74,7 +73,7 @@ async def prepare(
         arms, server, identity = simulated(options, plan.profile, folder)
         plan = replace(plan, arms=arms)
     else:
-        plan, server, identity = _by_recipe(plan, folder, offline=offline, refusals=refusals)
+        plan, server, identity = _by_recipe(plan, folder, offline=offline, refusal=refusal)
     refuse_lacking(plan.context.lacks, options.require, server)
     if options.reference:
         identity["reference"] = load_reference(Path(options.reference)).digest
@@ -156,7 +155,7 @@ def _stand(
 
 
 def _by_recipe(
-    plan: Plan, folder: Path, *, offline: bool, refusals: Refusals | None
+    plan: Plan, folder: Path, *, offline: bool, refusal: Refusal | None
 ) -> tuple[Plan, str, dict[str, str]]:
     """Return the plan with servers that the recipe starts, their title and identity."""
     options = plan.options
@@ -179,8 +178,7 @@ def _by_recipe(
         served_by = {
             arm_of(configurations, index): (main, one.recipe) for index, one in enumerate(configurations)
         }
-        why = refusals(main.python, [one for _, one in served_by.values()]) if refusals else ()
-        refused = dict(zip(served_by, why, strict=False))
+        refused = {arm: refusal(one, main.python) for arm, (_, one) in served_by.items()} if refusal else {}
         identity = {**identity, "configurations": str(len(configurations))}
         title = f"configurations of {recipe.title}"
 

@@ -1,45 +1,33 @@
 """The configurations of a comparison of settings: a recipe with other values of some of them.
 
-A setting is a flag of ``vllm serve``, a variable in capitals, ``speculative.KEY``, ``num-speculative-tokens``
-(0 for no speculation) or ``method`` (of drafting; ``mtp:2`` for two tokens, ``none`` for no speculation).
+A setting is a flag of ``vllm serve``, a variable in capitals, ``speculative.KEY`` or
+``num-speculative-tokens`` (0 for no speculation).
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import msgspec
 
-from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError
-from sparkwright.recipes import Recipe, load_recipe, recipes
+from sparkwright.recipes import Recipe, load_recipe
 from sparkwright.recipes.recipe import refused_variable
 
-METHOD, TOKENS, NONE = "method", "num-speculative-tokens", "none"
+TOKENS = "num-speculative-tokens"
 MOST = 200
 """Configurations of a space at the most."""
-_NGRAM_TOKENS = 4
 _SPECULATIVE = "speculative."
 _DEFAULT = "auto"  # of a flag that is not set: what vLLM chooses
 _RESERVED = frozenset({"host", "port", "served-model-name", "speculative-config", "model", "api-key"})
 _OF_SEVERAL_CARDS = frozenset({"tensor-parallel-size", "pipeline-parallel-size", "data-parallel-size"})
-
-
-class Drafting(Model, frozen=True):
-    """One method of drafting, as a recipe has it.
-
-    Attributes:
-        drafter: the drafter's checkpoint; empty where it needs none.
-    """
-
-    drafter: str = ""
-    speculative: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -130,24 +118,6 @@ def _written(value: Any) -> str:
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
 
 
-# Methods of drafting ---------------------------------------------------------------------------------
-
-
-def methods_of(recipe: Recipe) -> dict[str, Drafting]:
-    """Return the methods of drafting that are known for the model of *recipe*, its own first.
-
-    Others are those of shipped recipes of the same model, and n-grams, which need no drafter.
-    """
-    found: dict[str, Drafting] = {}
-    same = (one for one in recipes().values() if one.model == recipe.model and one.nodes == recipe.nodes)
-    for one in (recipe, *same):
-        method = str(one.speculative.get("method", ""))
-        if method and method not in found:
-            found[method] = Drafting(drafter=one.drafter, speculative=one.speculative)
-    ngram = {"method": "ngram", "num_speculative_tokens": _NGRAM_TOKENS, "prompt_lookup_max": 4}
-    return {**found, "ngram": found.get("ngram", Drafting(speculative=ngram)), NONE: Drafting()}
-
-
 # The grid -----------------------------------------------------------------------------------------------
 
 
@@ -159,24 +129,21 @@ def make_space(recipe: Recipe, vary: Mapping[str, tuple[Any, ...]]) -> tuple[Con
         vary: values by setting.
 
     Raises:
-        ConfigError: a method is unknown, there is nothing to draft with, or there are too many combinations.
+        ConfigError: there is nothing to draft with, or there are too many combinations.
     """
-    known = methods_of(recipe)
-    if unknown := [name for name in vary.get(METHOD, ()) if _method(name)[0] not in known]:
-        raise ConfigError(
-            f"there is no method {unknown[0]!r} for {recipe.model}",
-            because=f"known for it are {', '.join(known)}",
-            next_step=f"write a recipe of {recipe.model} with that method, and name it instead",
-        )
-    if METHOD not in vary and not recipe.speculative and any(vary.get(TOKENS, ())):
+    if not recipe.speculative and any(vary.get(TOKENS, ())):
         raise ConfigError(
             "there is nothing to draft tokens with",
             because=f"the recipe {recipe.name} has no drafter",
-            next_step="--vary method=ngram,none, or a recipe with a drafter",
+            next_step="name a recipe with a drafter",
         )
     found: dict[str, Configuration] = {}
     own = Configuration({}, recipe, own=True)
-    for one in _grid(recipe, vary, known):
+    for values in itertools.product(*vary.values()):
+        settings = dict(zip(vary, values, strict=True))
+        if settings.get(TOKENS) == 0:  # other settings of speculation mean nothing
+            settings = {name: value for name, value in settings.items() if not name.startswith(_SPECULATIVE)}
+        one = Configuration(settings, apply_settings(recipe, settings))
         found.setdefault(one.key, one)
         if len(found) > MOST:
             raise ConfigError(
@@ -188,35 +155,9 @@ def make_space(recipe: Recipe, vary: Mapping[str, tuple[Any, ...]]) -> tuple[Con
     return (first, *found.values())
 
 
-def _grid(
-    recipe: Recipe, vary: Mapping[str, tuple[Any, ...]], methods: Mapping[str, Drafting]
-) -> Iterator[Configuration]:
-    for values in itertools.product(*vary.values()):
-        settings = dict(zip(vary, values, strict=True))
-        if settings.get(METHOD) == NONE or settings.get(TOKENS) == 0:
-            settings = _plain(settings)
-        yield Configuration(settings, apply_settings(recipe, settings, methods))
-
-
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return *settings* without those of speculation, which is off."""
-    off = {METHOD: NONE} if METHOD in settings else {TOKENS: 0}
-    left = {
-        name: value
-        for name, value in settings.items()
-        if name not in {METHOD, TOKENS} and not name.startswith(_SPECULATIVE)
-    }
-    return {**off, **left}
-
-
-def apply_settings(recipe: Recipe, settings: Mapping[str, Any], methods: Mapping[str, Drafting]) -> Recipe:
+def apply_settings(recipe: Recipe, settings: Mapping[str, Any]) -> Recipe:
     """Return *recipe* with *settings*."""
-    flags, environment = dict(recipe.flags), dict(recipe.environment)
-    drafter, speculative = recipe.drafter, dict(recipe.speculative)
-    if METHOD in settings:
-        name, tokens = _method(settings[METHOD])
-        drafter, speculative = methods[name].drafter, dict(methods[name].speculative)
-        speculative |= {"num_speculative_tokens": tokens} if tokens else {}
+    flags, environment, speculative = dict(recipe.flags), dict(recipe.environment), dict(recipe.speculative)
     for name, value in settings.items():
         if name.startswith(_SPECULATIVE):
             speculative[name.removeprefix(_SPECULATIVE)] = value
@@ -224,19 +165,14 @@ def apply_settings(recipe: Recipe, settings: Mapping[str, Any], methods: Mapping
             speculative["num_speculative_tokens"] = value
         elif name.isupper():
             environment[name] = str(value)
-        elif name != METHOD and not (value == _DEFAULT and name not in flags):
+        elif not (value == _DEFAULT and name not in flags):
             flags[name] = value
-    if settings.get(METHOD) == NONE or settings.get(TOKENS) == 0:
+    drafter = recipe.drafter
+    if settings.get(TOKENS) == 0:
         drafter, speculative = "", {}
     return msgspec.structs.replace(
         recipe, flags=flags, environment=environment, drafter=drafter, speculative=speculative
     )
-
-
-def _method(text: str) -> tuple[str, int]:
-    """Return the name of a method and its number of tokens, 0 if that is left to the method."""
-    name, _, tokens = str(text).partition(":")
-    return (name, int(tokens)) if tokens.isdecimal() else (str(text), 0)
 
 
 def load_base(name: str, use: str) -> Recipe:

@@ -270,7 +270,6 @@ REFUSED = {
     "no limits": (("--demo", "--slo", ""), 2, "it is empty"),
     "no limits of settings": (("compare", "smoke", "--demo", "--slo", " "), 2, "it is empty"),
     "a comparison of nothing": (("--demo", "--checks", "compare"), 10, "verify compare BEFORE AFTER"),
-    "settings of nothing": (("--demo", "--checks", "settings"), 10, "--vary"),
     "another objective": (("--demo", "--slo", "ttft_p85=2s"), 10, "p85"),
     "no interpreter": (("--python", "gone/python"), 10, "gone/python"),
     "starts of an address": (
@@ -292,7 +291,7 @@ REFUSED = {
     "what cannot be varied": (("compare", "smoke", "--demo", "--vary", "port=1,2"), 10, "port"),
     "no number": (("compare", "smoke", "--demo", "--vary", "max-num-seqs=1,inf"), 10, "no finite number"),
     "more cards": (("compare", "smoke", "--demo", "--vary", "tensor-parallel-size=1,2"), 10, "one card"),
-    "levels of two recipes": (("compare", "smoke", "smoke", "--demo", "--levels", "1"), 10, "--levels"),
+    "a use of two recipes": (("compare", "smoke", "smoke", "--demo", "--use", "many"), 10, "--use"),
     "a fault of a real server": (
         ("compare", "smoke", "smoke", "--python", sys.executable, "--fault", "inert"), 10, "without --demo"
     ),

@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation
-from sparkwright.verify.checks.answers import Solved, answers_agree, mean_distance, right_answers
+from sparkwright.verify.checks.answers import Solved, answers_agree, right_answers
 from sparkwright.verify.checks.common import Values, finding
 from sparkwright.verify.checks.triage import describe
-from sparkwright.verify.statistics import one_sided_excess
 
 NAME = "compare"
 SURE = 0.01
@@ -31,23 +30,22 @@ def judge_quality(before: Sequence[Cells], after: Sequence[Cells], keys: Sequenc
         keys: those that all of them have.
     """
 
-    def both(check: str, where: Callable[[Cell], bool]) -> tuple[list[Observation], list[Observation]]:
-        cells = [before[0][key].cell for key in keys]
-        chosen = [cell.key for cell in cells if cell.check == check and where(cell)]
+    def both(where: Callable[[Cell], bool]) -> tuple[list[Observation], list[Observation]]:
+        chosen = [key for key in keys if where(before[0][key].cell)]
         return [before[0][key] for key in chosen], [after[0][key] for key in chosen]
 
-    answers = both("lossless", lambda cell: cell.tags.get("kind") == "answers")
-    asked = [
-        both(check, lambda cell: any(prompt.expect for prompt in cell.prompts))
-        for check in ("lossless", "coherence", "context")
+    return [
+        _answers(*both(lambda cell: cell.check == "lossless" and cell.tags.get("kind") == "answers")),
+        _tasks(
+            *both(
+                lambda cell: (
+                    cell.check in {"lossless", "coherence", "context"}
+                    and any(prompt.expect for prompt in cell.prompts)
+                )
+            )
+        ),
+        _failures(before, after, keys),
     ]
-    tasks = [o for old, _ in asked for o in old], [o for _, new in asked for o in new]
-    return [_answers(*answers), _tasks(*tasks), _failures(before, after, keys)]
-
-
-def keys_of(observations: Sequence[Observation]) -> tuple[str, ...]:
-    """Return the keys of the cells of *observations*."""
-    return tuple(one.cell.key for one in observations)
 
 
 def _answers(before: Sequence[Observation], after: Sequence[Observation]) -> Finding:
@@ -56,25 +54,20 @@ def _answers(before: Sequence[Observation], after: Sequence[Observation]) -> Fin
         why = "answers with log-probabilities were not measured on both sides: run the check `lossless`"
         return finding(NAME, "quality.answers", Verdict.NOT_APPLICABLE, why)
     lowest, *higher = sorted(old)
-    pairs = [(old[level], new[level]) for level in (lowest, *higher)]
-    null = [(old[lowest], old[level]) for level in higher]
-    found = answers_agree(pairs, null)
+    found = answers_agree(
+        [(old[level], new[level]) for level in old], [(old[lowest], old[up]) for up in higher]
+    )
     if found.against:
         return finding(NAME, "quality.answers", Verdict.NOT_APPLICABLE, found.against[0][1])
-    measured: Values = {
-        **found.figures,
-        "largest of one server nat": round(found.usual, 4),
-        "mean distance nat": round(mean_distance(pairs), 5),
-        "mean distance of one server nat": round(mean_distance(null), 5),
-    }
-    gaps, usual = ([gap > 0 for gap in one] for one in (found.gaps, found.null_gaps))
-    p = one_sided_excess(usual, gaps) if usual and gaps else 1.0
-    more = f", more than one server's at two batch sizes (p = {p:.4f})" if p < SURE else ""
-    cause = f"{sum(gaps)} of {len(gaps)} answers differ{more}, all of them at near ties"
-    odd = found.beyond(found.limit, "part at a token that rounding does not explain")
-    verdict = Verdict.FAIL if odd else Verdict.PASS
+    parted = found.beyond(found.limit, "part at a token that rounding does not explain")
+    differ = sum(gap > 0 for gap in found.gaps)
     return finding(
-        NAME, "quality.answers", verdict, odd or cause, measured=measured, evidence=keys_of(before)
+        NAME,
+        "quality.answers",
+        Verdict.FAIL if parted else Verdict.PASS,
+        parted or f"{differ} of {len(found.gaps)} answers differ, all of them at near ties",
+        measured={**found.figures, "largest of one server nat": round(found.usual, 4)},
+        evidence=[o.cell.key for o in before],
     )
 
 
@@ -88,8 +81,8 @@ def _tasks(before: Sequence[Observation], after: Sequence[Observation]) -> Findi
     elif p < SURE and lost > won:
         verdict, cause = Verdict.FAIL, f"{cause} (p = {p:.4f}), such as {solved.lost[0]}"
     measured: Values = {"solved": solved.after, "solved before": solved.before, "tasks": solved.total}
-    measured |= {"lost": lost, "won": won}
-    return finding(NAME, "quality.tasks", verdict, cause, measured=measured, evidence=keys_of(before))
+    evidence = [o.cell.key for o in before]
+    return finding(NAME, "quality.tasks", verdict, cause, measured=measured, evidence=evidence)
 
 
 def _failures(before: Sequence[Cells], after: Sequence[Cells], keys: Sequence[str]) -> Finding:
@@ -105,6 +98,9 @@ def _failures(before: Sequence[Cells], after: Sequence[Cells], keys: Sequence[st
             elif seen.died is not None and all(run[key].died is None for run in before):
                 worse.append(f"the server ended in {describe(seen.cell)}")
     total = sum(len(run[key].samples) for run in after for key in keys)
-    if worse:
-        return finding(NAME, "quality.failures", Verdict.FAIL, "; ".join(worse[:3]))
-    return finding(NAME, "quality.failures", Verdict.PASS, f"of {total} requests no more failed than before")
+    return finding(
+        NAME,
+        "quality.failures",
+        Verdict.FAIL if worse else Verdict.PASS,
+        "; ".join(worse[:3]) or f"of {total} requests no more failed than before",
+    )

@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from sparkwright.engine.findings import Finding
 from sparkwright.verify.checks.capacity import OBJECTIVE, step_of
-from sparkwright.verify.checks.settings import NAME as SETTINGS
 from sparkwright.verify.rate_search import Step
 from sparkwright.verify.report.figures import CellFigures, cells
 from sparkwright.verify.report.overview import Level, levels
@@ -27,7 +26,7 @@ from sparkwright.verify.report.svg import (
     logarithmic,
     percent,
 )
-from sparkwright.verify.report.text import NOTHING, at_c, number, plural, share, span
+from sparkwright.verify.report.text import at_c, number, plural, share, span
 from sparkwright.verify.run import Run
 from sparkwright.verify.slo import parse_slo
 
@@ -283,12 +282,11 @@ def _over_concurrency(
 
 # Names of a comparison's measurements; unknown ones are words.
 _RATIO, _LOW, _HIGH = "speed over the baseline's", "low", "high"
-_DETECTABLE = "smallest difference that would show %"
 
 
 def compare_charts(run: Run) -> Iterator[Chart]:
     """Yield the intervals of the comparison, as its findings hold them."""
-    compared = [one for one in run.findings if one.check in {"compare", SETTINGS} and _RATIO in one.measured]
+    compared = [one for one in run.findings if one.check == "compare" and _RATIO in one.measured]
     rows = [(one, _interval(one)) for one in compared]
     if not rows:
         return
@@ -297,7 +295,7 @@ def compare_charts(run: Run) -> Iterator[Chart]:
         "compare",
         "Tested server against baseline",
         "Ratio of the tested server to the baseline with its interval over starts. An interval across 1"
-        " decides nothing. The pale band is the least difference that this many starts could have shown.",
+        " decides nothing.",
         f"{plural(len(decided), 'difference')} of {len(rows)} can be told from none.",
         lambda width: intervals(width, _RATIO, [row for _, row in rows]),
         Table.of(
@@ -307,9 +305,6 @@ def compare_charts(run: Run) -> Iterator[Chart]:
                 "ratio": lambda row: number(row[1].ratio),
                 "low": lambda row: number(row[1].low),
                 "high": lambda row: number(row[1].high),
-                "minimum detectable": lambda row: (
-                    f"±{share(row[1].detectable)}" if math.isfinite(row[1].detectable) else NOTHING
-                ),
                 "verdict": lambda row: row[0].verdict.value,
             },
         ),
@@ -317,10 +312,10 @@ def compare_charts(run: Run) -> Iterator[Chart]:
 
 
 def _interval(finding: Finding) -> Interval:
-    ratio, low, high, detectable = (
+    ratio, low, high = (
         float(value) if isinstance(value := finding.measured.get(name, ""), float | int) else unknown
-        for name, unknown in ((_RATIO, math.nan), (_LOW, 0.0), (_HIGH, math.inf), (_DETECTABLE, math.nan))
+        for name, unknown in ((_RATIO, math.nan), (_LOW, 0.0), (_HIGH, math.inf))
     )
     words = f"{finding.name}: {number(ratio)} ({number(low)} to {number(high)})"
     colour = f"var(--{finding.verdict.value})"
-    return Interval(finding.name, words, ratio, low, high, detectable / 100, colour)
+    return Interval(finding.name, words, ratio, low, high, colour)

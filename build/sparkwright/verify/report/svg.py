@@ -320,14 +320,13 @@ _CHANGES = (0.25, 0.33, 0.5, 0.67, 0.8, 0.9, 0.95, 1, 1.05, 1.1, 1.2, 1.5, 2, 3,
 
 
 class Interval(NamedTuple):
-    """A ratio with its interval, the least difference that would show, and the colour of its verdict."""
+    """A ratio with its interval, and the colour of its verdict."""
 
     label: str
     words: str
     ratio: float
     low: float
     high: float
-    detectable: float
     colour: str
 
 
@@ -349,9 +348,6 @@ def intervals(width: float, title: str, rows: Sequence[Interval]) -> Drawing:
     for number, row in enumerate(rows):
         middle = step * (number + (0.5 if beside else 0.7))
         low, ratio, high = (inner * x(value) for value in (row.low, row.ratio, row.high))
-        if math.isfinite(row.detectable):
-            band = [inner * x(value) for value in (1 / (1 + row.detectable), 1 + row.detectable)]
-            body += _rule(band[0], middle, band[1], middle, "var(--soft)", stroke_width=22, opacity="0.16")
         ends = "M{0:.1f},{1:.1f}m6-5l-6,5l6,5" if row.low < x.low else "M{0:.1f},{1:.1f}m0-5v10"
         ends = ends.format(low, middle)
         ends += (
