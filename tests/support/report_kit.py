@@ -208,7 +208,6 @@ def comparison(name: str, ratio: float, low: float, high: float, verdict: Verdic
         "speed over the baseline's": ratio,
         "low": low,
         "high": high if math.isfinite(high) else "unknown",
-        "smallest difference that would show %": 4.5,
     }
     return finding(
         "compare", name, f"ratio {ratio:.3f} ({low:.3f} to {high:.3f})", verdict, measured=measured
