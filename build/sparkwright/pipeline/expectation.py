@@ -45,7 +45,6 @@ def expectation(
         changes=changes,
         version=version,
         native=native_expectation(job, arch, toolchain),
-        store=job.store,
         record=record,
         compiled=compiled or {},
         python=python or {},

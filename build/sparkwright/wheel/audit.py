@@ -22,7 +22,6 @@ from sparkwright.base.events import emit
 from sparkwright.lock import Artifact, Lock
 from sparkwright.native.inspection import Tally
 from sparkwright.native.model import Extension
-from sparkwright.store import Store
 from sparkwright.wheel import checks
 from sparkwright.wheel.archive import Archive, open_archive
 from sparkwright.wheel.binaries import BinaryReport, InspectedBinaries, NativeExpectation, inspect_binaries
@@ -35,7 +34,7 @@ from sparkwright.wheel.recorded import RECORD_FOLDER
 from sparkwright.wheel.sbom import SBOM
 from sparkwright.wheel.source import StockWheel, open_source
 from sparkwright.wheel.survey import Facts, check_sizes, survey
-from sparkwright.wheel.syntax import SyntaxCheck, floor_of
+from sparkwright.wheel.syntax import floor_of, syntax_errors
 
 CHECKS: tuple[tuple[str, Callable[[AuditSubject], AuditCheck]], ...] = (
     ("record-complete", checks.record_complete),
@@ -65,7 +64,6 @@ class Expectation:
         floor: the oldest Python that its code has to compile for, such as ``3.10``; `None` for
             the oldest that the release supports.
         native: tools to inspect binaries with; `None` skips the checks that need them.
-        store: caches which Python files compile; `None` compiles each every time.
         record: the expected files of the wheel's record but `PROVIDERS`, by name, as JSON values;
             `None` for a file that cannot be computed here, and for all without a merge.
         compiled: the extensions that the store has under the native keys that the wheel names, by member.
@@ -81,7 +79,6 @@ class Expectation:
     version: str | None = None
     floor: str | None = None
     native: NativeExpectation | None = None
-    store: Store | None = None
     record: Mapping[str, Any] | None = None
     compiled: Mapping[str, Extension] = field(default_factory=dict)
     python: Mapping[str, str] = field(default_factory=dict)
@@ -236,15 +233,10 @@ def _all(
         except SparkwrightError as error:
             reason = f"upstream's wheel cannot be read: {error}"
             return (AuditCheck("archive-safe", "skipped", reason), *_skipped(reason)), _Kernels()
-        syntax = SyntaxCheck(floor, expectation.store)
         members = _known(archive, expectation, upstream) if ours else frozenset(archive.members)
         check_sizes(archive, members)
-        facts, numbers = survey(archive, members, scratch, upstream if ours else None, syntax.known)
-        errors = tuple((numbers[file], reason) for file, reason in syntax.errors(scratch))
-        refused = {member for member, _ in errors}
-        syntax.remember(
-            facts[name].sha256 for name in numbers.values() if name not in refused and not facts[name].damage
-        )
+        facts, numbers = survey(archive, members, scratch, upstream if ours else None)
+        errors = tuple((numbers[file], reason) for file, reason in syntax_errors(scratch, floor))
         subject = AuditSubject(
             archive, parse_name(archive.path.name), facts, tuple(sorted(set(archive.members) - members)),
             upstream, expectation.changes, expectation.lock, expectation.version, floor, errors, ours=ours,

@@ -319,7 +319,7 @@ def record_members(subject: AuditSubject) -> frozenset[str]:
 
 
 def python_compiles(subject: AuditSubject) -> AuditCheck:
-    """Check that the oldest supported Python can compile every Python file."""
+    """Check that the oldest supported Python can compile every Python file that is not upstream's."""
     faults = [f"{member}, {reason}" for member, reason in sorted(subject.errors)]
     count = sum(name.endswith(".py") for name in subject.facts)
     return judge("python-compiles", faults, f"{count} files, as Python {subject.floor} reads them")

@@ -15,6 +15,7 @@ from sparkwright.base.members import MOST_PYTHON, MOST_TEXT, most_bytes
 from sparkwright.base.text import human_size
 from sparkwright.wheel.archive import Archive, WheelMember
 from sparkwright.wheel.elf import HEADER_SIZE, is_elf
+from sparkwright.wheel.record import entry_from_digest
 from sparkwright.wheel.source import StockWheel
 
 _MARKER = re.compile(rb"^(?:<{7}|>{7}) ", re.MULTILINE)
@@ -84,9 +85,8 @@ def survey(
     members: Iterable[str],
     folder: Path,
     upstream: StockWheel | None,
-    compiling: Container[str] = (),
 ) -> tuple[dict[str, Facts], dict[str, str]]:
-    """Read *members* of *archive* and write the Python files among them into *folder*, numbered.
+    """Read *members* of *archive* and write the Python files that upstream has not into *folder*, numbered.
 
     Numbers instead of names, because no name can then lead outside the folder, or into one that ruff
     skips by its name.
@@ -97,8 +97,7 @@ def survey(
         folder: an empty folder.
         upstream: a wheel of known digest. A binary whose compressed bytes are those of its
             namesake there is that binary: it takes its digest from the RECORD there and need
-            not be inflated, which would take most of the time. `None` to read all.
-        compiling: SHA-256 of files that are known to compile, and are not written.
+            not be inflated, which would take most of the time. `None` to read and write all.
 
     Returns:
         The facts by member, and the member's name by the name of its file in *folder*.
@@ -110,12 +109,14 @@ def survey(
         member.name: f"{number:06}.py" for number, member in enumerate(ordered) if member.name.endswith(".py")
     }
 
+    theirs = {one.digest for one in upstream.listed.values()} if upstream else ()
+
     def look(name: str) -> tuple[str, Facts]:
         if upstream is not None and _same_binary(archive, upstream, name):
             beginning = archive.beginning(name, HEADER_SIZE)
             sha256, size = upstream.listed[name].sha256, archive.members[name].size
             return name, Facts(sha256, size, beginning, conflict=False)
-        return name, _look(archive, name, folder / numbers[name] if name in numbers else None, compiling)
+        return name, _look(archive, name, folder / numbers[name] if name in numbers else None, theirs)
 
     with ThreadPoolExecutor(_THREADS, "survey") as pool:
         facts = dict(pool.map(look, [member.name for member in ordered]))
@@ -137,7 +138,7 @@ def _summary(member: WheelMember) -> tuple[int, int, int, int]:
     return member.method, member.crc, member.compressed_size, member.size
 
 
-def _look(archive: Archive, name: str, copy: Path | None, compiling: Container[str]) -> Facts:
+def _look(archive: Archive, name: str, copy: Path | None, theirs: Container[str]) -> Facts:
     digest = hashlib.sha256()
     size = 0
     beginning = b""
@@ -152,7 +153,7 @@ def _look(archive: Archive, name: str, copy: Path | None, compiling: Container[s
     except ArchiveError as error:
         return Facts("", size, beginning, conflict=False, damage=error.because)
     content = b"".join(text)
-    if copy is not None and digest.hexdigest() not in compiling:
+    if copy is not None and entry_from_digest(name, digest.digest(), size).digest not in theirs:
         copy.write_bytes(content)
     return Facts(digest.hexdigest(), size, beginning, conflict=_holds_conflict(content))
 
