@@ -95,9 +95,9 @@ class TestJson:
     def test_of_a_result_that_is_an_error_too(self, world: World) -> None:
         """The result stays the only document, and the error goes where people look for it."""
         world.carry("rival", {"vllm/clamp.py": CLAMP.replace("return value", "return 0")}, probe=CLAMP_PROBE)
-        for words, code in ((["merge"], 30), (["carry", "prove"], 30)):
+        for words in (["merge"], ["carry", "prove"]):
             ran = world.call(*words, "--json")
-            assert ran.status == code
+            assert ran.status == 30
             assert "error" not in ran.json
             assert ran.err.startswith("error: ")
 

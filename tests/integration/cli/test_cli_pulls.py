@@ -116,7 +116,7 @@ class TestNew:
         ("how", "code", "says"),
         [
             ("9", 20, "has no pull request 9"),
-            ("seven", 12, "does not name a pull request"),
+            ("seven", 10, "does not name a pull request"),
         ],
     )
     def test_what_is_no_pull_request(self, world, upstream, how, code, says):
