@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-import tomlkit
 from hypothesis import given
 from hypothesis import strategies as st
 from kit import UpstreamRepository, make_carry, make_tree
@@ -240,17 +239,13 @@ class TestFiles:
         assert (carry.folder / "1.3.0.patch").read_bytes() == other
         assert toml.read_text().startswith("# Mind the gap.\n")
 
-    def test_a_replaced_revision_keeps_its_file_and_states_its_ground(self, tmp_path: Path) -> None:
+    def test_a_replaced_revision_keeps_its_file(self, tmp_path: Path) -> None:
         carry = create_own(tmp_path, DRAFT, LOCK, PATCH)
         toml = carry.folder / "carry.toml"
-        toml.write_text(
-            toml.read_text().replace("1.2.0.patch", "mine.patch").replace("requires = []", 'requires = ["x"]')
-        )
+        toml.write_text(toml.read_text().replace("1.2.0.patch", "mine.patch"))
         (carry.folder / "1.2.0.patch").rename(carry.folder / "mine.patch")
-        carry = add_revision(load_carry(carry.folder), LOCK, PATCH, stacked_on=["x"])
-        assert (carry.spec.revision[0].patch, carry.spec.revision[0].stacked_on) == ("mine.patch", ("x",))
-        carry = add_revision(carry, LOCK, PATCH)
-        assert carry.spec.revision[0].stacked_on == ()
+        carry = add_revision(load_carry(carry.folder), LOCK, PATCH)
+        assert carry.spec.revision[0].patch == "mine.patch"
 
     def test_superseded_releases_are_added_to_those_that_are_there(self, tmp_path: Path) -> None:
         carry = create_own(tmp_path, DRAFT, LOCK, PATCH)
@@ -380,10 +375,10 @@ class TestResolve:
 
 
 class TestCarryEditor:
-    def editor(self, repository: Repository, files: dict[str, str], carries: list[object]) -> CarryEditor:
+    def editor(self, repository: Repository, files: dict[str, str]) -> CarryEditor:
         base = make_tree(repository, {"a.py": "a = 1\nb = 2\n"})
         pristine = make_tree(repository, files)
-        return CarryEditor(repository, pristine, "1.1.0", carries, lambda _: base)
+        return CarryEditor(repository, pristine, "1.1.0", lambda _: base)
 
     def carry(self, repository: Repository, tmp_path: Path, name: str = "count", **changes: object) -> object:
         before = {"a.py": "a = 1\nb = 2\n"}
@@ -398,38 +393,22 @@ class TestCarryEditor:
     )
     def test_a_clean_move(self, repository, tmp_path, now, change):
         carry = self.carry(repository, tmp_path)
-        editor = self.editor(repository, {"a.py": now}, [])
-        base = editor.base_for(carry)
-        assert (base.tree, base.stacked_on) == (editor.pristine, ())
-        assert editor.moved(carry, base, tmp_path / "work").splitlines()[-2:] == change
+        editor = self.editor(repository, {"a.py": now})
+        assert editor.moved(carry, tmp_path / "work").splitlines()[-2:] == change
         assert not (tmp_path / "work").exists()
 
     def test_a_conflict_is_written_once(self, repository: Repository, tmp_path: Path) -> None:
         carry = self.carry(repository, tmp_path)
-        editor = self.editor(repository, {"a.py": "a = 7\nb = 2\n"}, [])
+        editor = self.editor(repository, {"a.py": "a = 7\nb = 2\n"})
         with pytest.raises(CarryConflictError, match="conflict"):
-            editor.moved(carry, editor.base_for(carry), tmp_path / "work")
+            editor.moved(carry, tmp_path / "work")
         (tmp_path / "work" / "a.py").write_text("half resolved\n")
         with pytest.raises(ConfigError, match="perhaps your work"):
-            editor.moved(carry, editor.base_for(carry), tmp_path / "work")
+            editor.moved(carry, tmp_path / "work")
         assert (tmp_path / "work" / "a.py").read_text() == "half resolved\n"
 
     def test_a_pull_request_is_not_reworked_here(self, repository: Repository, tmp_path: Path) -> None:
         carry = create_pull(tmp_path, DRAFT, PULL, [])
-        editor = self.editor(repository, {"a.py": "a = 1\n"}, [])
+        editor = self.editor(repository, {"a.py": "a = 1\n"})
         with pytest.raises(ConfigError, match="held as it is upstream"):
-            editor.base_for(carry)
-
-    def test_a_stack_whose_ground_conflicts(self, repository: Repository, tmp_path: Path) -> None:
-        lower = self.carry(repository, tmp_path, "lower")
-        upper = self.carry(repository, tmp_path, "upper", requires=["lower"])
-        path = upper.folder / "carry.toml"
-        document = tomlkit.parse(path.read_text())
-        document["revision"][0]["stacked-on"] = ["lower"]
-        path.write_text(tomlkit.dumps(document))
-        upper = load_carry(upper.folder)
-        editor = self.editor(repository, {"a.py": "a = 7\nb = 2\n"}, [lower, upper])
-        with pytest.raises(PatchError, match="lower, on which it is stacked, conflicts there"):
-            editor.base_for(upper)
-        with pytest.raises(PatchError, match="is not in the patchset"):
-            self.editor(repository, {"a.py": "a = 1\nb = 2\n"}, [upper]).base_for(upper)
+            editor.merged(carry)

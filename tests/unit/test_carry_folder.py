@@ -54,7 +54,6 @@ def test_a_sound_carry_is_read_whole(tmp_path: Path) -> None:
         ({"kind": "pull", "pull": PULL}, "no other kind has any"),
         ({"revision": None}, "needs at least one"),
         ({"revision": [revision(), revision()]}, "two revisions name the same release"),
-        ({"revision": [{**revision(), "stacked-on": ["b"]}]}, "stacked on 'b', which it does not require"),
         ({"revision": [{**revision(), "patch": "gone.patch"}]}, "'gone.patch' does not exist"),
         ({"requires": ["fix"]}, "requires itself"),
         ({"probe": {**PROBE, "memory_mib": 1}}, "memory_mib"),
@@ -204,8 +203,7 @@ def test_the_content_id_is_of_content_and_not_of_prose(tmp_path: Path) -> None:
     assert content(version="9.0") == plain  # the same revision still
     assert content(patch=b"y") != plain
     assert content(revision=[revision(**{"sdist-sha256": "1" * 64})]) != plain
-    stacked = content(requires=["low"], revision=[{**revision(), "stacked-on": ["low"]}])
-    assert stacked != content(requires=["low"]) == plain
+    assert content(requires=["low"]) == plain
     assert content(version="0.26.1", superseded=SUPERSEDED) != plain
 
 

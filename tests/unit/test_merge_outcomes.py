@@ -1,7 +1,7 @@
 """Every outcome by name, on generated trees; one failing carry never hides the others."""
 
 import pytest
-from kit import DELETED, Scene, make_tree, read_tree, revision, write_carry, write_diff
+from kit import DELETED, Scene, make_tree, read_tree, write_carry, write_diff
 
 from sparkwright.base.errors import NotInStoreError, StorageError
 from sparkwright.carries import load_carry
@@ -276,55 +276,6 @@ def test_what_requires_an_absorbed_carry_is_merged(scene: Scene) -> None:
     scene.add("lower", {CODE: NEW})
     scene.add("upper", {"vllm/b.py": "b = 2\n"}, requires=["lower"])
     assert [outcome.kind for outcome in scene.merge().outcomes] == [OutcomeKind.ABSORBED, OutcomeKind.APPLIED]
-
-
-def stack(scene: Scene, *, lower_changes: dict[str, object] | None = None) -> None:
-    """A carry on the same line as the one that it is stacked on."""
-    upper = OLD.replace("return 1", "return 100")
-    scene.base = {CODE: OLD}
-    scene.add("lower", {CODE: NEW}, **(lower_changes or {}))
-    patch = write_diff(scene.repository, {CODE: NEW}, {CODE: upper})
-    folder = write_carry(
-        scene.root,
-        "upper",
-        patches={"1.0.0": patch},
-        requires=["lower"],
-        revision=[{**revision(), "stacked-on": ["lower"]}],
-    )
-    scene.carries.append(load_carry(folder))
-
-
-def test_a_stacked_revision_is_merged_from_the_base_that_it_was_written_on(scene: Scene) -> None:
-    stack(scene)
-    report = scene.merge()
-    assert [outcome.kind for outcome in report.outcomes] == [OutcomeKind.APPLIED, OutcomeKind.APPLIED]
-    assert "return 100" in read_tree(scene.repository, report.tree)[CODE]
-
-
-def test_a_stacked_revision_survives_when_what_it_stands_on_is_absorbed(scene: Scene) -> None:
-    scene.target = {CODE: NEW}
-    stack(scene)
-    report = scene.merge()
-    assert [outcome.kind for outcome in report.outcomes] == [OutcomeKind.ABSORBED, OutcomeKind.APPLIED]
-    assert "return 100" in read_tree(scene.repository, report.tree)[CODE]
-
-
-def test_a_stacked_revision_is_tried_when_what_it_stands_on_is_superseded(scene: Scene) -> None:
-    entry = {"releases": ">=1.1", "by": "them", "because": "notes"}
-    scene.target = {CODE: NEW}
-    stack(scene, lower_changes={"superseded": [entry]})
-    assert [outcome.kind for outcome in scene.merge().outcomes] == [
-        OutcomeKind.SUPERSEDED,
-        OutcomeKind.APPLIED,
-    ]
-
-
-def test_a_stacked_revision_without_its_lower_carry_is_refused(scene: Scene) -> None:
-    stack(scene)
-    del scene.carries[0]
-    outcome = only(scene)
-    assert outcome.kind is OutcomeKind.REFUSED
-    assert "not in the patchset" in outcome.detail
 
 
 def test_modes_and_links_of_untouched_files_survive(scene: Scene) -> None:

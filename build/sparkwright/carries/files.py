@@ -139,14 +139,13 @@ def _create(
     return load_carry(folder)
 
 
-def add_revision(carry: Carry, lock: Lock, patch: bytes, *, stacked_on: Sequence[str] = ()) -> Carry:
+def add_revision(carry: Carry, lock: Lock, patch: bytes) -> Carry:
     """Record *patch* as the carry's revision against the pin, replacing one for the same release.
 
     Args:
         carry: the carry, one of our own.
         lock: the pin.
         patch: its change there.
-        stacked_on: carries whose change is part of what the patch was written against, in order.
 
     Raises:
         PatchError: the patch is not one that we take; nothing is written then.
@@ -160,14 +159,11 @@ def add_revision(carry: Carry, lock: Lock, patch: bytes, *, stacked_on: Sequence
     name = f"{release}.patch"
     sdist = lock.required_sdist()
     entry: dict[str, Any] = {"release": release, "sdist-sha256": sdist.sha256, "patch": name}
-    entry |= {"stacked-on": list(stacked_on)} if stacked_on else {}
     revisions: Any = document["revision"]
     for existing in revisions:
         if existing["release"] == release:
             name = entry["patch"] = existing["patch"]
             existing.update(entry)
-            if not stacked_on:
-                existing.pop("stacked-on", None)
             break
     else:
         table = tomlkit.table()

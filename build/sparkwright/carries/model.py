@@ -78,7 +78,6 @@ class Revision(Model, frozen=True):
         sdist_sha256: digest of that release's sdist, where the base blobs come from.
         source_ref: the commit or tag of the carry's source that the release's lock names.
         runner: the model runner that it reaches, where that is not the carry's.
-        stacked_on: carries whose change is part of the base, in order.
     """
 
     release: Text
@@ -86,7 +85,6 @@ class Revision(Model, frozen=True):
     sdist_sha256: Annotated[str, Meta(pattern="^[0-9a-f]{64}\\Z")] | None = None
     source_ref: SourceRef | None = None
     runner: Runner | None = None
-    stacked_on: tuple[Name, ...] = ()
 
 
 class PullRequest(Model, frozen=True, omit_defaults=True):

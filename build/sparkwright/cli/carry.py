@@ -228,7 +228,6 @@ def _change(job: Job, carry: Carry) -> CarryChange:
         version=lock.release.version,
         find_base=job.find_base,
         offline=job.options.offline,
-        below=job.spec.carries,
     )
     if ready.change is None:
         raise PatchError(f"the change of {carry.name} cannot be shown", because=ready.refusal)
@@ -265,7 +264,7 @@ def edit(session: Session, *, folder: Path, name: str | None, target: TargetOpti
     if name is not None:
         carry = _find(session, name)
         editor = _editor(job)
-        merged = editor.merged(carry, editor.base_for(carry))
+        merged = editor.merged(carry)
         if not merged.clean:
             raise PatchError(
                 f"carry {name} cannot be edited on the pin",
@@ -288,7 +287,6 @@ def _editor(job: Job) -> CarryEditor:
         repository=job.repository,
         pristine=job.pristine.tree,
         version=job.spec.lock.release.version,
-        carries=job.spec.carries,
         find_base=job.find_base,
     )
 
@@ -336,22 +334,23 @@ def _refresh_pull(session: Session, carry: Carry, before: PullRequest) -> Result
 def _refresh_own(session: Session, job: Job, carry: Carry, folder: Path | None) -> Result:
     from sparkwright.carries.edited import diff_folder
     from sparkwright.carries.files import add_revision
+    from sparkwright.merge.refresh import require_editable
     from sparkwright.store import remove_tree
 
-    lock, editor = job.spec.lock, _editor(job)
-    ground = editor.base_for(carry)
+    lock = job.spec.lock
+    require_editable(carry, lock.release.version)
     work = session.checkout.root / ".sparkwright" / "refresh" / carry.name
     if folder is not None:
-        patch = diff_folder(job.repository, ground.tree, folder)
+        patch = diff_folder(job.repository, job.pristine.tree, folder)
     else:
-        patch = editor.moved(carry, ground, work)
+        patch = _editor(job).moved(carry, work)
     if not patch:
         raise ConfigError(
             f"nothing is left of {carry.name}",
             because=f"vllm {lock.release.version} has its change",
             next_step="remove it from the patchset, or declare in its carry.toml what supersedes it",
         )
-    revision = add_revision(carry, lock, patch, stacked_on=ground.stacked_on)
+    revision = add_revision(carry, lock, patch)
     if folder is not None and folder.absolute() == work.absolute():
         remove_tree(work)  # the revision contains what was resolved there
     written = next(entry for entry in revision.spec.revision if entry.release == lock.release.version)

@@ -103,7 +103,6 @@ def _prepare(repository: Repository, request: MergeRequest) -> dict[str, Prepara
         version=request.version,
         find_base=request.find_base,
         offline=request.offline,
-        below=request.carries,
     )
     return {preparation.carry.name: preparation for preparation in ready}
 

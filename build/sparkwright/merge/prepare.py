@@ -6,13 +6,12 @@ head and the commit where it left upstream's branch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from sparkwright.base.errors import (
     BusyError,
-    ConfigError,
     FetchError,
     PatchError,
     ProcessError,
@@ -28,7 +27,6 @@ from sparkwright.git import (
     check_object_id,
     fetch,
     list_remote,
-    merge_trees,
     patch_tree,
 )
 from sparkwright.merge.absorb import CarryChange
@@ -56,7 +54,6 @@ def prepare(
     version: str,
     find_base: BaseFinder,
     offline: bool,
-    below: Sequence[Carry] = (),
 ) -> list[Preparation]:
     """Prepare every carry; what is wrong with one never hides the others.
 
@@ -66,15 +63,13 @@ def prepare(
         version: the upstream version that they will be merged onto.
         find_base: gives the pristine tree of a revision's own release.
         offline: use pull requests as the store has them.
-        below: further carries on which these may be stacked, though they are not to be merged.
     """
-    known = {carry.name: carry for carry in (*below, *carries)}
     ready: list[Preparation] = []
     for carry in carries:
         if carry.spec.pull is not None:
             change = partial(pull_change, repository, carry.spec.pull, offline=offline)
         else:
-            change = partial(_own_change, repository, carry, known, version=version, find_base=find_base)
+            change = partial(_own_change, repository, carry, version=version, find_base=find_base)
         ready.append(attempt(carry, change))
     return ready
 
@@ -89,33 +84,11 @@ def attempt(carry: Carry, change: Callable[[], CarryChange]) -> Preparation:
         return Preparation(carry, None, refusal=f"{error}. {error.next_step}".rstrip(". "))
 
 
-def _own_change(
-    repository: Repository,
-    carry: Carry,
-    known: Mapping[str, Carry],
-    *,
-    version: str,
-    find_base: BaseFinder,
-) -> CarryChange:
+def _own_change(repository: Repository, carry: Carry, *, version: str, find_base: BaseFinder) -> CarryChange:
     revision = carry.revision_for(version)
     if revision is None:
         raise PatchError(f"carry {carry.name} has no revision")
-    base = find_base(revision)
-    for name in revision.stacked_on:
-        if name not in known:
-            raise ConfigError(
-                f"the base of {carry.name} cannot be made",
-                because=f"{name}, on which it is stacked, is not in the patchset",
-            )
-        lower = _own_change(repository, known[name], known, version=revision.release, find_base=find_base)
-        stacked = merge_trees(repository, base=lower.base_commit, ours=base, theirs=lower.theirs)
-        if not stacked.clean:
-            raise PatchError(
-                f"the base of {carry.name} cannot be made",
-                because=f"{name}, on which it is stacked, conflicts there",
-            )
-        base = stacked.tree
-    return patched(repository, base, carry.patch(revision))
+    return patched(repository, find_base(revision), carry.patch(revision))
 
 
 def patched(repository: Repository, base: str, patch: Patch) -> CarryChange:

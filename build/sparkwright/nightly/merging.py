@@ -73,7 +73,6 @@ class Merging:
             version=self.target.version,
             find_base=self.job.find_base,
             offline=self.job.options.offline,
-            below=self.job.spec.carries,
         )
         return {one.carry.name: one for one in ready}
 

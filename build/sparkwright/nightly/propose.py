@@ -212,17 +212,14 @@ class Proposer:
         made = self._refreshed(found, carry, notes)
         if made is None:
             return None
-        patch, stacked_on = made
         shutil.copytree(carry.folder, copy)
-        changed = add_revision(load_carry(copy), lock, patch, stacked_on=stacked_on)
+        changed = add_revision(load_carry(copy), lock, made)
         name = next(one.patch for one in changed.spec.revision if one.release == lock.release.version)
         message = commit_message("refreshed", found, carry=judged, patch=name)
         return _Edit(_changed(carry.folder, copy), message)
 
-    def _refreshed(
-        self, found: TargetNight, carry: Carry, notes: list[str]
-    ) -> tuple[bytes, tuple[str, ...]] | None:
-        """Return the change of *carry* on the target and what it is stacked on; `None` if it has that."""
+    def _refreshed(self, found: TargetNight, carry: Carry, notes: list[str]) -> bytes | None:
+        """Return the change of *carry* on the target; `None` if it has that."""
         if carry.spec.pull is not None:
             notes.append(f"{carry.name} is a pull request, held at its pinned head")
             return None
@@ -230,16 +227,15 @@ class Proposer:
             notes.append(f"{carry.name} changes {carry.spec.source}, not vLLM's own tree")
             return None
         target = found.target
-        editor = CarryEditor(self.repository, target.tree, target.version, self.carries, self.find_base)
-        base = editor.base_for(carry)
-        merged = editor.merged(carry, base)
+        editor = CarryEditor(self.repository, target.tree, target.version, self.find_base)
+        merged = editor.merged(carry)
         if not merged.clean:
             notes.append(f"{carry.name} conflicts in {', '.join(merged.conflicts)}, which are no code")
             return None
-        patch = self.repository.diff(base.tree, merged.tree, context=0)
+        patch = self.repository.diff(target.tree, merged.tree, context=0)
         now = carry.revision_for(target.version)
         present = None if now is None else (carry.folder / now.patch).read_bytes()
-        return None if patch in {b"", present} else (patch, base.stacked_on)
+        return None if patch in {b"", present} else patch
 
     def _pin(
         self, found: TargetNight, lock: Lock, proofs: Mapping[str, Proof], notes: Sequence[str]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import tomlkit
 from tiny_release import CLAMP, CLAMPED, make_tiny
-from world import CLAMP_PROBE, World, files_below
+from world import World, files_below
 
 from sparkwright.base.errors import PatchError, ProofError, UnknownNameError, UnprovedError
 from sparkwright.cli import session
@@ -254,53 +254,6 @@ class TestRefresh:
         before = carries(world)
         assert world.call("carry", "refresh", "clamp", "--from", tree).status == 30
         assert carries(world) == before
-
-
-class TestStacked:
-    """A carry whose patch was written on top of another one."""
-
-    @pytest.fixture
-    def stacked(self, world: World, tree: Path) -> World:
-        lower = CLAMPED
-        upper = lower.replace("min(value, LIMIT)", "min(value, LIMIT) + 0")
-        folder = world.folder / "upper"
-        world.good("carry", "edit", folder, "--carry", "clamp")
-        release = world.release
-        world.release = make_tiny(changes=(("vllm/clamp.py", lower),))
-        revision = {
-            "release": "1.2.0",
-            "sdist-sha256": release.lock.sdist.sha256,
-            "patch": "1.2.0.patch",
-            "stacked-on": ["clamp"],
-        }
-        probe = CLAMP_PROBE.replace(
-            "clamp(99) == 10", "'+ 0' in open(__import__('vllm.clamp').clamp.__file__).read()"
-        )
-        world.carry("upper", {"vllm/clamp.py": upper}, probe=probe, requires=["clamp"], revision=[revision])
-        world.release = release
-        return world
-
-    def test_edit_and_refresh_keep_it_stacked(self, stacked: World) -> None:
-        folder = stacked.folder / "edited"
-        stacked.good("carry", "edit", folder, "--carry", "upper")
-        path = folder / "vllm" / "clamp.py"
-        assert "min(value, LIMIT) + 0" in path.read_text()
-        path.write_text(path.read_text().replace("+ 0", "+ 00"))
-        stacked.good("carry", "refresh", "upper", "--from", folder)
-        patch = (stacked.root / "carries" / "upper" / "1.2.0.patch").read_text()
-        assert patch.count("\n-") == patch.count("\n+") == 2, "one line, and the two names"
-        toml = tomlkit.parse((stacked.root / "carries" / "upper" / "carry.toml").read_text())
-        assert toml["revision"][0]["stacked-on"] == ["clamp"]
-        kinds = [entry["kind"] for entry in stacked.good("merge", "--json").json["outcomes"]]
-        assert kinds == ["applied"] * 3
-
-    def test_refresh_onto_another_release(self, stacked: World) -> None:
-        stacked.pin(make_tiny("1.3.0", changes=(("vllm/words.py", "WORDS = ()\n"),)))
-        stacked.offer(make_tiny())
-        for name in ("clamp", "align", "upper"):
-            stacked.good("carry", "refresh", name)
-        kinds = [entry["kind"] for entry in stacked.good("merge", "--json").json["outcomes"]]
-        assert kinds == ["applied"] * 3
 
 
 def test_an_empty_folder_takes_the_tree(world: World) -> None:
