@@ -1,5 +1,6 @@
 """Environments by uv and by pip hold the same packages, and take those that lie below from there."""
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -9,10 +10,22 @@ import wheelkit
 
 from sparkwright.base.process import installer, run
 from sparkwright.rehearsal import environment
-from sparkwright.rehearsal.environment import Requirements, describe_environment, prepare_environment
+from sparkwright.rehearsal.environment import Requirements, prepare_environment
 from sparkwright.store import Store
 
 BELOW = "beta==2.0\ntorch==9.9\n"
+_VERSIONS = (
+    "import json; from importlib.metadata import distributions; "
+    # Those in front count: packages of the environment below come after its own.
+    "found = [(one.metadata['Name'], one.version) for one in distributions()]; "
+    "print(json.dumps(dict(reversed(found))))"
+)
+
+
+def versions(python: Path) -> dict[str, str]:
+    """The version of every package in the environment of *python*."""
+    found: dict[str, str] = json.loads(run([python, "-I", "-c", _VERSIONS]).text)
+    return found
 
 
 def pack(folder: Path, name: str, version: str, *requires: str) -> Path:
@@ -56,7 +69,7 @@ def installing(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyte
 def test_a_whole_environment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "probes_requirements", lambda: "")
     python = prepare_environment(store, Requirements(("alpha", "torch==9.9"), "9.9"))
-    found = describe_environment(python)
+    found = versions(python)
     assert {name: found[name] for name in ("alpha", "beta", "gamma", "torch")} == {
         "alpha": "1.5", "beta": "2.5", "gamma": "2.0", "torch": "9.9"
     }  # fmt: skip
@@ -87,12 +100,12 @@ def test_what_lies_below_is_not_installed_again(store: Store) -> None:
     own = {path.stem for path in environment.site_packages(python).glob("*.py")}
     assert {"alpha", "gamma"} <= own
     assert not {"beta", "torch"} & own
-    found = describe_environment(python)
+    found = versions(python)
     assert (found["beta"], found["gamma"], found["torch"]) == ("2.0", "1.0", "9.9")
 
 
 @pytest.mark.usefixtures("below")
 def test_another_version_than_below_comes_before_it(store: Store) -> None:
     python = prepare_environment(store, Requirements(("beta>=3", "torch==9.9"), "9.9"))
-    assert describe_environment(python)["beta"] == "3.0"
+    assert versions(python)["beta"] == "3.0"
     assert run([python, "-I", "-c", "import beta; print(beta.VERSION)"]).text.strip() == "3.0"

@@ -6,7 +6,6 @@ differs. It does not hold vLLM itself: see `tree`.
 
 from __future__ import annotations
 
-import json
 import sys
 import sysconfig
 from dataclasses import dataclass
@@ -30,12 +29,6 @@ _READERS = ("accelerate", "gguf")
 _READY = "ready.json"
 _LIMIT_S = 3600.0
 _PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
-_VERSIONS = (
-    "import json; from importlib.metadata import distributions; "
-    # Those in front count: packages of the environment below come after its own.
-    "found = [(one.metadata['Name'], one.version) for one in distributions()]; "
-    "print(json.dumps(dict(reversed(found))))"
-)
 
 
 @dataclass(frozen=True)
@@ -143,14 +136,13 @@ def _make(folder: Path, python: Path, wanted: Requirements, below: Path | None) 
             if below is not None and uv_program():
                 words = _without_those_below(listed)
             install_packages(python, words)
-            versions = json.loads(run([python, "-I", "-c", _VERSIONS], timeout=600).text)
     except ProcessError as error:
         raise RehearsalError(
             "the environment for rehearsals could not be made",
             because=error.because,
             next_step="check the package index and the disk, then run again",
         ) from error
-    (folder / _READY).write_text(json.dumps(versions), encoding="utf-8")
+    (folder / _READY).touch()
 
 
 def _without_those_below(listed: Path) -> list[str | Path]:
@@ -175,9 +167,3 @@ def _pinned(line: str) -> tuple[str, str]:
     """Return the normalized name and the version that a line of exact requirements states."""
     name, _, version = line.partition(";")[0].strip().partition("==")
     return canonicalize_name(name.partition("[")[0]), version.strip()
-
-
-def describe_environment(python: Path) -> dict[str, str]:
-    """Return the version of every package in the environment of *python*."""
-    versions: dict[str, str] = json.loads((python.parents[1] / _READY).read_text(encoding="utf-8"))
-    return versions
