@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from kit import load_file
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from sparkwright.pipeline import open_checkout
 from sparkwright.pipeline.checkout import series_names
@@ -53,5 +54,5 @@ def test_what_upstream_leaves_out_is_done_by_a_carry_of_that_releases_series() -
 def test_the_page_has_every_release_and_carry_in_order(script: Any, series: str) -> None:
     columns = script.documented(script.PAGE.read_text(encoding="utf-8"))[series]
     spec = open_checkout(ROOT, series).build_spec()
-    assert tuple(columns) == script.RELEASES
+    assert list(columns) == [one for one in script.RELEASES if Version(one) >= Version(series)]
     assert {tuple(column) for column in columns.values()} == {tuple(carry.name for carry in spec.carries)}
