@@ -1,7 +1,7 @@
 """Global options stand anywhere on a command line, and are refused where they mean nothing."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from sparkwright.cli.globals import GLOBAL_OPTIONS, Command, Group, takes
-from sparkwright.cli.main import group
+from sparkwright.cli.main import group, main
 
 NAMES = ("root", "store_url", "series", "patchset", "offline", "quiet", "as_json")
 
@@ -108,23 +108,11 @@ def test_each_command_has_them_declares_none_itself_and_names_them_in_one_line()
             assert "--offline" in line
 
 
-def test_they_are_completed_where_they_are_taken(complete: Callable[..., list[str]]) -> None:
-    assert "--offline" in complete("wheel", "--off")
-    assert complete("--sto") == ["--store"]
-    assert complete("merge", "--sto") == ["--store"]
-    assert complete("recipe", "list", "--sto") == []
-
-
-@pytest.fixture
-def complete() -> Callable[..., list[str]]:
-    """Return a function that completes the last of the words it gets."""
-    from click.shell_completion import ShellComplete
-
-    def found(*words: str) -> list[str]:
-        completer = ShellComplete(group, {}, "sparkwright", "_SPARKWRIGHT_COMPLETE")
-        return [one.value for one in completer.get_completions(list(words[:-1]), words[-1])]
-
-    return found
+def test_a_value_called_json_turns_no_error_into_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "none", "--use", "--json"]) == 10
+    assert capsys.readouterr().out == ""
+    assert main(["doctor", "none", "--json"]) == 10
+    assert json.loads(capsys.readouterr().out)["error"]["kind"] == "UnknownNameError"
 
 
 def test_the_help_of_each_command_fits_a_screen() -> None:

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import click
 from click.core import ParameterSource
-from click.shell_completion import CompletionItem
 
 from sparkwright.cli.output import expect_json
 from sparkwright.cli.result import Result, show
@@ -140,16 +139,6 @@ class Command(_Anywhere):
             names = ", ".join(option.opts[0] for option in self.taken())
             formatter.write_paragraph()
             formatter.write_text(f"Global: {names}")
-
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Complete global options too, which no command lists."""
-        words = [option for option in self.taken() if incomplete[:1] == "-"] if ctx.parent else []
-        return super().shell_complete(ctx, incomplete) + [
-            CompletionItem(name, help=option.help)
-            for option in words
-            for name in option.opts
-            if name.startswith(incomplete)
-        ]
 
 
 class Group(_Anywhere, click.Group):
