@@ -124,40 +124,12 @@ def command(
             options = recorded_options(context, resume, {**asked, "url": "", "baseline_url": ""}, ("", ""))
         else:
             options = _options_of(kind, str(before), after, vary, asked)
-        if only_plan and options.vary:
-            _show_configurations(options, as_json=as_json)
-            return
         results, done = execute(
             options, log, out=out, resume=resume, cluster=cluster, offline=offline, only_plan=only_plan,
             as_json=as_json, refusal=partial(refusal_of, offline=offline),
         )  # fmt: skip
     if results is not None:
-        if options.vary and not as_json:
-            _show_ranking(results)
         show_results(results, as_json=as_json, machines=done)
-
-
-def _show_ranking(results: Results) -> None:
-    """Print the figures of each configuration, the best first."""
-    from sparkwright.cli.tables import show_table
-
-    _, *rows = results.run.findings
-    figures = list(dict.fromkeys(name for row in rows for name in row.measured if " c=" in name))
-    show_table(
-        ("configuration", "standing", "against the recipe", *figures, "starts"),
-        [
-            (
-                row.name,
-                str(row.measured["standing"]),
-                f"{100 * (float(ratio) - 1):+.1f} %"
-                if (ratio := row.measured.get("speed over the baseline's"))
-                else "",
-                *(str(row.measured.get(name, "")) for name in figures),
-                f"{row.measured['starts']:.0f}",
-            )
-            for row in rows
-        ],
-    )
 
 
 def _compared(before: str | None, after: str | None, vary: Sequence[str]) -> str:
@@ -246,18 +218,3 @@ def _options_of(
     given |= {"recipe": recipe, "use": use or given.get("use", "")}
     rival = {"against_recipe": before} if after else {"vary": parse_vary(vary)}
     return VerifyOptions(**given, **rival, profile="demo" if demo else "full", simulator=demo)
-
-
-def _show_configurations(options: VerifyOptions, *, as_json: bool) -> None:
-    """Print the configurations, and the number of starts."""
-    from sparkwright.cli.output import print_json
-    from sparkwright.verify.checks.settings import STARTS
-
-    found = options.configurations
-    if as_json:
-        print_json([{"key": one.key, "settings": dict(one.settings)} for one in found])
-        return
-    for one in found:
-        settings = ", ".join(f"{name} {value}" for name, value in one.settings.items())
-        click.echo(f"{one.key}  {settings or one.name}{'  (the recipe)' if one.own else ''}")
-    click.echo(f"{len(found)} configurations: at least {len(found)} starts, at most {STARTS * len(found)}")
