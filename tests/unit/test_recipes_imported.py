@@ -153,6 +153,7 @@ def test_two_cards_are_two_machines_and_more_are_refused() -> None:
     [
         "",
         "docker run ghcr.io/x/image",  # whose own script decides
+        "docker run --entrypoint /bin/bash org/vllm:v1",  # a shell, not the server
         f"{SERVE}\n{SERVE}",
         "vllm serve --max-model-len 4",
         "vllm serve $MODEL",
@@ -301,3 +302,20 @@ def test_a_table_in_defaults_is_one() -> None:
 @pytest.mark.parametrize("value", ["9" * 5000, "[" * 100_000], ids=["digits", "nested"])
 def test_what_python_cannot_read_as_a_value_stays_text(value: str) -> None:
     assert import_recipe(f"vllm serve org/m --x {value}")[0].flags == {"x": value}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "docker exec -it $NODE /bin/bash -c 'vllm serve org/m --seed 1'",
+        "export A=1 \\\n# B=2 \\\nvllm serve org/m --seed 1",
+        "vllm serve --seed 1 org/m",
+    ],
+)
+def test_a_server_in_a_running_container_behind_a_comment_or_an_option_is_found(text: str) -> None:
+    recipe = import_recipe(text)[0]
+    assert (recipe.model, recipe.flags) == ("org/m", {"seed": 1})
+
+
+def test_a_short_option_with_a_dot_is_the_long_one() -> None:
+    assert flags("-cc.mode=none") == {"compilation-config": {"mode": "none"}}

@@ -176,7 +176,7 @@ def _filled(command: str, values: Mapping[str, str]) -> str:
 def _service(service: Mapping[str, Any]) -> Iterator[ServeCommand]:
     """Yield the server that a compose *service* runs."""
     variables = _variables(service, "environment")
-    words = [_interpolated(word) for key in ("entrypoint", "command") for word in _words_of(service.get(key))]
+    entry, words = ([*map(_interpolated, _words_of(service.get(key)))] for key in ("entrypoint", "command"))
     variables = {name: _interpolated(value) for name, value in variables.items()}
     stated = service.get("volumes") or []
     volumes = [
@@ -184,7 +184,7 @@ def _service(service: Mapping[str, Any]) -> Iterator[ServeCommand]:
         for one in (stated if isinstance(stated, list) else [stated])
     ]
     mounts = dict(_mount(one) for one in map(_interpolated, volumes) if ":" in one)
-    yield from _of_image(_interpolated(str(service.get("image", ""))), words, variables, mounts)
+    yield from _of_image(_interpolated(str(service.get("image", ""))), entry, words, variables, mounts)
 
 
 def _interpolated(text: str) -> str:
@@ -224,6 +224,7 @@ def commands_of_script(text: str, environment: Mapping[str, str]) -> Iterator[Se
 
 def _logical_lines(text: str) -> Iterator[str]:
     """Yield the commands of a script: continued lines as one, and those behind ``&&`` on their own."""
+    text = re.sub(r"(?m)^([ \t]*#.*?)[\\ \t\r]*$", r"\1", text)  # a comment is not continued
     whole, quoted = re.sub(r"\\[ \t]*\r?\n", " ", text), ""
     line, comment = "", False
     for at, sign in enumerate(whole):
@@ -284,7 +285,14 @@ def _of_words(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[
     if names[0] in {"docker", "podman"} and "run" in words:
         yield from _of_container(words[words.index("run") + 1 :])
         return
-    if names[0] in {"bash", "sh"} and (script := next((w for w in words[1:] if not w.startswith("-")), "")):
+    if names[0] in {"docker", "podman"} and "exec" in words:
+        shell = next((at for at, name in enumerate(names) if name in {"bash", "sh"}), len(words))
+        words, names = words[shell:], names[shell:]
+    if (
+        words
+        and names[0] in {"bash", "sh"}
+        and (script := next((w for w in words[1:] if not w.startswith("-")), ""))
+    ):
         yield from commands_of_script(script, environment)
         return
     for at, (word, name) in enumerate(zip(words, names, strict=True)):
@@ -319,7 +327,7 @@ def _of_container(words: Sequence[str]) -> Iterator[ServeCommand]:
                 unused.append(f"{option} {value}".strip())
     if not rest:
         return
-    for one in _of_image(rest[0], [*entry, *rest[1:]], environment, mounts):
+    for one in _of_image(rest[0], entry, rest[1:], environment, mounts):
         if "--privileged" in unused:
             one.remarks.append(Remark("dangerous", "--privileged", "the container owns the machine"))
         if unused:
@@ -340,11 +348,15 @@ def _docker_option(rest: list[str]) -> tuple[str, str]:
 
 
 def _of_image(
-    image: str, words: Sequence[str], environment: Mapping[str, str], mounts: Mapping[str, str]
+    image: str,
+    entry: Sequence[str],
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    mounts: Mapping[str, str],
 ) -> Iterator[ServeCommand]:
-    """Yield the server that *image* runs with the command *words*."""
-    found = list(_of_words(words, environment)) if words else []
-    if not found and words and _SERVER_IMAGE.search(image) and _ARGUMENT.match(words[0]):
+    """Yield the server that *image* runs with the command *words*, behind *entry* in place of its own."""
+    found = list(_of_words([*entry, *words], environment))
+    if not found and not entry and words and _SERVER_IMAGE.search(image) and _ARGUMENT.match(words[0]):
         found = [ServeCommand(list(words), dict(environment))]
     for one in found:
         one.mounts, one.contained = dict(mounts), True

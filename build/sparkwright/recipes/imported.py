@@ -198,12 +198,16 @@ def _flags(words: Sequence[str]) -> tuple[dict[str, Any], list[str], list[str]]:
         while not equals and at < len(words) and not _is_option(words[at]):
             values.append(words[at])
             at += 1
-        name = _ALIASES.get(option) or option.lstrip("-").replace("_", "-")
+        head, inner_dot, inner_key = option.partition(".")
+        name = (_ALIASES.get(head) or head.lstrip("-").replace("_", "-")) + inner_dot + inner_key
         if re.fullmatch(r"-O\d", option):
             name, values = "optimization-level", [option[2:]]
         value: Any = True if not values else _value(values[0]) if len(values) == 1 else [*map(_value, values)]
         if name.startswith("no-") and value is True:
             name, value = name.removeprefix("no-"), False
+        if not positional and isinstance(value, list) and len(value) == 2 and "/" in str(value[1]):  # noqa: PLR2004
+            positional.append(str(value[1]))  # the model behind an option with its value
+            value = value[0]
         table, dot, key = name.partition(".")
         if dot:
             inner = flags.setdefault(table, {})
