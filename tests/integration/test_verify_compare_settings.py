@@ -88,7 +88,7 @@ def test_a_comparison_through_two_kills_finds_the_planted_best(tmp_path: Path) -
     standings = {one["name"]: one["measured"]["standing"] for one in rows}
     assert "CUDA out of memory" in causes[f"{BATCHED} 5120"]
     assert "TTFT p95" in causes[f"{BATCHED} 7168"]
-    assert "answers are text" in causes[f"{BATCHED} 6144"]
+    assert "known facts are right" in causes[f"{BATCHED} 6144"]
     assert {standings[f"{BATCHED} {value}"] for value in (5120, 6144, 7168)} == {"left out"}
     assert standings["the recipe as it is"] == "slower"
     found = cells(run)

@@ -99,8 +99,8 @@ def test_a_pass_says_how_much_worse_it_may_be() -> None:
 @pytest.mark.parametrize(
     ("changes", "fails", "holds"),
     [
-        ({"slower": 1.25}, SPEED, CACHE),
-        ({"ttft_ms": 190}, FIRST, SPEED),
+        ({"slower": 1.15}, SPEED, CACHE),
+        ({"ttft_ms": 170}, FIRST, SPEED),
         ({"factor": lambda cell, at, cached: 0.75}, SPEED, FIRST),
     ],
     ids=["slower steps", "a later first token", "lost acceptance"],
@@ -224,7 +224,7 @@ def written(folder: Path, observations: list[Observation]) -> Path:
 
 
 def test_the_command_leaves_a_page_and_says_what_is_worse(tmp_path: Path, capsys: Any) -> None:
-    old, new = written(tmp_path / "old", swept(1)), written(tmp_path / "new", swept(2, slower=1.3))
+    old, new = written(tmp_path / "old", swept(1)), written(tmp_path / "new", swept(2, slower=1.2))
     out = tmp_path / "out"
     status = main(["verify", "compare", str(old), str(new), "--out", str(out), "--json"])
     assert status == VerdictError.exit_code

@@ -21,8 +21,8 @@ OWN = 0
 from the best one to either side."""
 WITHIN = 0.03
 """Share by which an arm must surely be no better for it to be started no more."""
-MOST_STARTS = 10
-"""Of an arm."""
+MOST_STARTS = 6
+"""Of an arm; twice as many of the best one and of the recipe as it is, which decide the answer."""
 LEAST_STARTS = 2
 """Of the arms that the answer names."""
 MOST_CHECKED = 4
@@ -128,8 +128,11 @@ def next_start(trials: Sequence[Trial], mean: int, *, quality: bool) -> Planned 
     found, rivals = standings(trials), contenders(trials)
     tested = [one for one in trials if not one.out]
     left = max(mean, LEAST_STARTS) * len(tested) - sum(len(one.scores) for one in tested)
-    startable = [i for i, one in enumerate(trials) if not one.out and one.starts < MOST_STARTS]
-    unscored = [i for i in startable if not trials[i].scores]
+    decisive = {OWN, *(i for i, state in enumerate(found) if state is State.BEST)}
+    startable = [
+        i for i, one in enumerate(trials) if not one.out and one.starts < MOST_STARTS * (1 + (i in decisive))
+    ]
+    unscored = [i for i in startable if not trials[i].scores and trials[i].starts < MOST_STARTS]
     once = [i for i in startable if i in {OWN, recommended(rivals)} and trials[i].starts < LEAST_STARTS]
     unsure = [i for i in startable if found[i] in {State.OPEN, State.BEST}]
     if State.OPEN not in {found[i] for i in unsure} or left <= len(once):
