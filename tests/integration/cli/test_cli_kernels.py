@@ -336,7 +336,7 @@ class TestNative:
     ("words", "status", "says"),
     [
         (("--kernels", "upstream", "--arch", "12.1a"), 10, "--kernels native --arch 12.1a"),
-        (("--kernels", "native", "--arch", "sm_121a"), 12, "no architecture"),
+        (("--kernels", "native", "--arch", "sm_121a"), 10, "no architecture"),
         (("--kernels", "own"), 2, "own"),
     ],
 )
