@@ -48,7 +48,7 @@ def found(path: Path, wanted: ChannelPolicy) -> list[str]:
 def test_the_shipped_policies_ask_for_more_from_channel_to_channel() -> None:
     nightly, candidate, stable = (load_policy(SHIPPED, name) for name in ("nightly", "candidate", "stable"))
     assert nightly.requires == ("audit", "proofs")
-    assert candidate.requires == (*nightly.requires, "rehearsal")
+    assert candidate.requires == (*nightly.requires, "rehearsal-older")
     assert stable.requires == (*candidate.requires, "verify")
     assert stable.capability == "12.1"
     assert (nightly.expires_days, stable.expires_days) == (30, 180)
@@ -166,13 +166,25 @@ def test_a_rehearsal_of_a_given_wheel_is_attached_once_wherever_it_lies(tmp_path
     assert len(list((tmp_path / "dist" / "evidence").glob("*/rehearsal.json"))) == 2
 
 
-def test_an_older_rehearsal_with_checks_left_out_is_refused(tmp_path: Path) -> None:
+def test_a_rehearsal_on_an_older_release_is_a_kind_of_its_own(tmp_path: Path) -> None:
     path = built(tmp_path)
     attach_rehearsal(tmp_path, "f" * 40, {**REHEARSED, "exact": False, "version": "0"}, {})
+    assert found(path, policy("rehearsal-older")) == ["rehearsal-older"]
+    with pytest.raises(
+        MissingEvidenceError, match="on the older release 0, which is rehearsal-older"
+    ) as caught:
+        found(path, policy("rehearsal"))
+    assert "a policy may ask for rehearsal-older" in caught.value.next_step
+    attach_rehearsal(tmp_path, "f" * 40, REHEARSED, {})
     assert found(path, policy("rehearsal")) == ["rehearsal"]
+    assert len(found(path, policy("rehearsal-older"))) == 1
+
+
+def test_an_older_rehearsal_with_checks_left_out_is_refused(tmp_path: Path) -> None:
+    path = built(tmp_path)
     attach_rehearsal(tmp_path, "f" * 40, {**REHEARSED, "exact": False, "complete": False}, {})
     with pytest.raises(MissingEvidenceError, match="ran only some checks"):
-        found(path, policy("rehearsal"))
+        found(path, policy("rehearsal-older"))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from sparkwright.cli import worker as worker_command
 from sparkwright.cli.main import main
 from sparkwright.distributed import Done, Task, TaskLostError, bring_files, parse_cluster, share_json
 from sparkwright.distributed.cluster import Machine, ThisMachine, Work
-from sparkwright.distributed.tasks import Failed, Offer, Said, StoredFile, WorkerSettings, own_code
+from sparkwright.distributed.tasks import Failed, Offer, StoredFile, WorkerMessage, WorkerSettings, own_code
 from sparkwright.distributed.worker import TaskRunner, serve
 from sparkwright.git import FileEntry, Repository, import_files, open_repository, unpack_tree
 from sparkwright.native.model import Cost, Unit
@@ -373,7 +373,7 @@ def spoken(store: Store, lines: Iterable[bytes] = (), code: str = "") -> list[An
     runner = TaskRunner(store, (sys.executable, "-c", _PROGRAM), "there", {})
     settings, output = WorkerSettings(code=code or own_code(), store_url="", name="there"), io.BytesIO()
     serve(runner, settings, Offer(2, 100, ("gpu",)), lines, output)
-    return [decode_json(line, Said) for line in output.getvalue().splitlines()]
+    return [decode_json(line, WorkerMessage) for line in output.getvalue().splitlines()]
 
 
 def test_a_worker_offers_itself_and_answers_each_task(store: Store) -> None:

@@ -51,8 +51,9 @@ def command(
     that describes another build spec is refused.
 
     The merge is laid over upstream's wheel for the CPU of the same release, and served by 'vllm serve'. Where
-    a release has no such wheel, the carries are rehearsed on the nearest older one that has, and evidence and
-    result say so. An interrupted rehearsal continues when it is started again.
+    a release has no such wheel, the carries are rehearsed on the nearest older one that has: that is evidence
+    of the kind rehearsal-older, and the result says so. An interrupted rehearsal continues when it is started
+    again.
     """
     require_libraries()
     from sparkwright.merge import merge_patchset
@@ -79,7 +80,8 @@ def command(
     result = rehearse(job, report, VERIFIER, options)
     complete = options.checks == DEFAULT and not no_pristine
     attached = _attach(session, result, report.tree, [wheel] if wheel else [], complete=complete)
-    told = [("evidence", f"rehearsal, attached to {name}") for name in attached]
+    kind = "rehearsal" if result.exact else "rehearsal-older"
+    told = [("evidence", f"{kind}, attached to {name}") for name in attached]
     return Result(to_builtins(result), [*_shown(result), *told], _failure(result))
 
 

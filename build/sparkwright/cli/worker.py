@@ -54,10 +54,10 @@ def command(*, jobs: int | None, cuda: Path | None) -> None:
         has=_offers(cuda),
     )
     runner = TaskRunner(store, program, given.name, environment)
-    # What is said here goes to the standard error: the output has replies alone.
-    with os.fdopen(os.dup(1), "wb") as tell, store.running():
+    # Whatever prints writes to the standard error: the standard output has replies alone.
+    with os.fdopen(os.dup(1), "wb") as output, store.running():
         os.dup2(2, 1)
-        serve(runner, given, offer, sys.stdin.buffer, tell)
+        serve(runner, given, offer, sys.stdin.buffer, output)
 
 
 def _offers(cuda: Path | None) -> tuple[str, ...]:

@@ -28,9 +28,9 @@ from sparkwright.distributed.tasks import (
     Done,
     Failed,
     Offer,
-    Said,
     Task,
     TaskLostError,
+    WorkerMessage,
     WorkerSettings,
     own_code,
 )
@@ -118,17 +118,17 @@ class Cluster:
         quiet = True
         for machine in [one for one in work.machines if one.alive]:
             now = time.monotonic()
-            if now - machine.told > ALIVE_S:
+            if now - machine.written > ALIVE_S:
                 machine.there.send(b"\n")
-                machine.told = now
+                machine.written = now
             try:
                 while (line := machine.there.line(0.0)) is not None:
                     machine.heard, quiet = now, False
-                    said = decode_json(line, Said)
-                    if isinstance(said, Done) and said.name in machine.running:
-                        yield said
-                    elif isinstance(said, Failed) and said.name in machine.running:
-                        work.fail(machine, said)
+                    message = decode_json(line, WorkerMessage)
+                    if isinstance(message, Done) and message.name in machine.running:
+                        yield message
+                    elif isinstance(message, Failed) and message.name in machine.running:
+                        work.fail(machine, message)
             except (EOFError, msgspec.MsgspecError):
                 work.lose(machine)
                 continue
@@ -149,7 +149,7 @@ class Machine:
         fit: it gets tasks.
         alive: it is connected.
         heard: when it gave the last sign of life.
-        told: when it was sent the last one.
+        written: when a line was last sent to it.
     """
 
     host: SshHost
@@ -160,7 +160,7 @@ class Machine:
     fit: bool = True
     alive: bool = True
     heard: float = field(default_factory=time.monotonic)
-    told: float = field(default_factory=time.monotonic)
+    written: float = field(default_factory=time.monotonic)
 
     @property
     def name(self) -> str:
@@ -368,7 +368,7 @@ def _error(failed: Failed, machine: str) -> SparkwrightError:
 
 def _refused(machine: Machine) -> ClusterError | ToolError | None:
     """Wait until *machine* says what it offers; return why it cannot be used if it does not."""
-    end = machine.told + _READY_S
+    end = machine.written + _READY_S
     while True:
         try:
             line = machine.there.line(max(0.0, end - time.monotonic()))
@@ -378,7 +378,7 @@ def _refused(machine: Machine) -> ClusterError | ToolError | None:
             break
         # What the shell of a login says comes before.
         with contextlib.suppress(msgspec.MsgspecError):
-            if isinstance(offer := decode_json(line, Said), Offer):
+            if isinstance(offer := decode_json(line, WorkerMessage), Offer):
                 machine.offer, machine.heard = offer, time.monotonic()
                 return None
     machine.there.kill()

@@ -82,7 +82,7 @@ Reply = Done | Failed
 
 
 class Offer(Model, frozen=True, kw_only=False, tag="offer"):
-    """The first word of a worker that is ready.
+    """What a worker that is ready writes first.
 
     Attributes:
         slots: tasks that the machine runs at once.
@@ -99,8 +99,8 @@ class Alive(Model, frozen=True, tag="alive"):
     """A worker's sign of life."""
 
 
-Said = Done | Failed | Offer | Alive
-"""A line of a worker."""
+WorkerMessage = Done | Failed | Offer | Alive
+"""One line of a worker's output."""
 
 
 class WorkerSettings(Model, frozen=True):

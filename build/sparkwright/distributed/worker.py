@@ -31,8 +31,8 @@ from sparkwright.distributed.tasks import (
     Failed,
     Offer,
     Reply,
-    Said,
     Task,
+    WorkerMessage,
     WorkerSettings,
     own_code,
 )
@@ -148,9 +148,9 @@ class TaskRunner:
 
 
 def serve(
-    runner: TaskRunner, settings: WorkerSettings, offer: Offer, told: Iterable[bytes], tell: BinaryIO
+    runner: TaskRunner, settings: WorkerSettings, offer: Offer, lines: Iterable[bytes], output: BinaryIO
 ) -> None:
-    """Run the tasks that are *told*, a line each, at the same time, until no more are; *tell* each reply.
+    """Run the tasks in *lines*, as many at a time as are offered; write replies to *output*.
 
     Raises:
         ToolError: the program that sent the settings is another one.
@@ -162,41 +162,43 @@ def serve(
             next_step="install the same commit on both",
         )
     stop, ended = threading.Event(), threading.Event()
-    telling, heard = threading.Lock(), [time.monotonic()]
+    writing, heard = threading.Lock(), [time.monotonic()]
 
-    def say(said: Said) -> None:
+    def send(message: WorkerMessage) -> None:
         try:
-            with telling:
-                tell.write(msgspec.json.encode(said) + b"\n")
-                tell.flush()
+            with writing:
+                output.write(msgspec.json.encode(message) + b"\n")
+                output.flush()
         except OSError:
             stop.set()
 
     def watch() -> None:
         while not stop.wait(ALIVE_S) and time.monotonic() - heard[0] < _GIVES_UP_S:
-            say(Alive())
+            send(Alive())
         stop.set()
         if not ended.wait(_ENDS_S):
             # A thread cannot be ended; the program that it runs ends with this process.
             os._exit(1)
 
-    say(offer)
+    send(offer)
     threading.Thread(target=watch, daemon=True).start()
     with ThreadPoolExecutor(offer.slots) as pool:
-        for line in told:
+        for line in lines:
             heard[0] = time.monotonic()
             if line.strip():
-                pool.submit(_answer, runner, decode_json(line, Task), stop, say)
+                pool.submit(_answer, runner, decode_json(line, Task), stop, send)
         stop.set()
     ended.set()
 
 
-def _answer(runner: TaskRunner, task: Task, stop: threading.Event, say: Callable[[Said], None]) -> None:
-    """Run *task* and say what came of it, unless it was stopped."""
+def _answer(
+    runner: TaskRunner, task: Task, stop: threading.Event, send: Callable[[WorkerMessage], None]
+) -> None:
+    """Run *task* and send its reply, unless it was stopped."""
     try:
-        say(runner.run(task, stop))
+        send(runner.run(task, stop))
     except KeyboardInterrupt:
         return
-    except Exception as error:  # noqa: BLE001 - a thread's error would be seen by nobody
+    except Exception as error:  # noqa: BLE001 - an error that ends a thread is reported nowhere
         what = f"{task.name} was not finished"
-        say(Failed(task.name, runner.machine, "", "ClusterError", what, repr(error)))
+        send(Failed(task.name, runner.machine, "", "ClusterError", what, repr(error)))

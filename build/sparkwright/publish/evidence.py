@@ -38,8 +38,10 @@ _COMMANDS: dict[EvidenceKind, str] = {
     "audit": "sparkwright audit {wheel}",
     "proofs": "sparkwright carry prove --series {series}, then sparkwright wheel --series {series}",
     "rehearsal": "sparkwright rehearse {wheel}",
+    "rehearsal-older": "sparkwright rehearse {wheel}",
     "verify": "sparkwright verify {wheel} --profile full",
 }
+_REHEARSALS = ("rehearsal", "rehearsal-older")
 
 
 class AttachedEvidence(Model, frozen=True):
@@ -134,7 +136,7 @@ def attach_rehearsal(
         dist: folder of the wheels.
         tree: git id of the merged tree.
         detail: what was found; ``complete`` is true if no check was left out, and ``exact`` if the tree
-            itself was served, else its carries were on the older release ``version``.
+            itself was served, else it is evidence of the kind ``rehearsal-older``.
         files: SHA-256 of the result files by name.
         given: wheels in other folders.
 
@@ -144,13 +146,14 @@ def attach_rehearsal(
     Raises:
         StorageError: the disk is full or cannot be written.
     """
+    kind: EvidenceKind = "rehearsal" if detail["exact"] else "rehearsal-older"
     fitting = {
         sha256_file(wheel): wheel.name
         for wheel in (*wheels_in(dist), *given)
         if tree and merged_tree(wheel) == tree
     }
     for sha256 in fitting:
-        attach(dist, "rehearsal", sha256, {"tree": tree, **detail}, files=files)
+        attach(dist, kind, sha256, {"tree": tree, **detail}, files=files)
     return list(fitting.values())
 
 
@@ -175,14 +178,17 @@ def require_evidence(
             proofs, reason = _proofs(wheel, sha256)
             candidates = [proofs] if proofs else []
         else:
-            candidates = [one for one in attached if one.kind == kind and one.wheel == sha256]
-            refusals = [_refusal(one, policy, runtime) for one in candidates]
+            kinds = _REHEARSALS if kind in _REHEARSALS else (kind,)
+            candidates = [one for one in attached if one.kind in kinds and one.wheel == sha256]
+            refusals = [_refusal(one, kind, policy, runtime) for one in candidates]
             reason = next(filter(None, refusals), f"{folder / sha256} has none")
             candidates = [one for one, no in zip(candidates, refusals, strict=True) if not no]
         if candidates:
             found.append(max(candidates, key=lambda one: one.made))
         else:
             where = f" on a card of {policy.capability}" if kind == "verify" and policy.capability else ""
+            if kind == "rehearsal" and "rehearsal-older" in reason:
+                where = ", once its release has a wheel for the CPU; a policy may ask for rehearsal-older"
             command = _COMMANDS[kind].format(wheel=wheel, series=stated_series(wheel))
             missing.append((f"{kind}: {reason}", command + where))
     if missing:
@@ -233,12 +239,14 @@ def _attached(folder: Path) -> list[AttachedEvidence]:
     return found
 
 
-def _refusal(evidence: AttachedEvidence, policy: ChannelPolicy, runtime: str) -> str:
-    """Return the reason for which *evidence* is not what *policy* asks for; empty if it is."""
+def _refusal(evidence: AttachedEvidence, kind: EvidenceKind, policy: ChannelPolicy, runtime: str) -> str:
+    """Return the reason for which *evidence* is not the *kind* that *policy* asks for; empty if it is."""
     if evidence.kind == "audit":
         return "" if not evidence.detail.get("unchecked") else "the audit skipped checks"
     if not evidence.detail.get("complete"):
         return f"the {evidence.kind} ran only some checks, or a short profile"
+    if kind == "rehearsal" and evidence.kind != kind:
+        return f"it was made on the older release {evidence.detail.get('version')}, which is rehearsal-older"
     if evidence.kind == "verify" and policy.capability not in {"", evidence.detail.get("capability")}:
         return f"the verification ran on capability {evidence.detail.get('capability') or 'unknown'}"
     if evidence.kind == "verify" and evidence.detail.get("runtime", "") != runtime:

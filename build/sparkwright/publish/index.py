@@ -240,7 +240,7 @@ def _is_page(path: Path) -> bool:
 
 
 def _require_free(folder: Path, name: str) -> None:
-    """Refuse to follow a link below *folder*, or to replace what is no page of ours, or no plain file."""
+    """Refuse *name* if a link leads to it, or if it would replace a file that `publish` did not write."""
     path = folder / name
     above = [at for at in path.parents if folder in at.parents]
     in_the_way = [at for at in above if os.path.lexists(at) and (at.is_symlink() or not at.is_dir())]
@@ -256,7 +256,7 @@ def _require_free(folder: Path, name: str) -> None:
 
 
 def _remove_stale(folder: Path, pages: Collection[str]) -> tuple[str, ...]:
-    """Remove the pages of ours that are none of *pages*."""
+    """Remove pages that an earlier `publish` wrote and that are not among *pages*; return their names."""
     removed = []
     for path in sorted((folder / SIMPLE).glob(f"*/{PAGE}")):
         name = path.relative_to(folder).as_posix()

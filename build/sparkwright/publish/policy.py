@@ -13,7 +13,8 @@ from sparkwright.base.errors import UnknownNameError
 POLICY_FILE = "channels.toml"
 _FORMAT = 1
 
-EvidenceKind = Literal["audit", "proofs", "rehearsal", "verify"]
+EvidenceKind = Literal["audit", "proofs", "rehearsal", "rehearsal-older", "verify"]
+"""``rehearsal-older`` is one over an older release's wheel for the CPU; a ``rehearsal`` counts as it, too."""
 
 
 class ChannelPolicy(Model, frozen=True):

@@ -121,8 +121,8 @@ class Trust:
     def remember(self, place: str, files: dict[str, bytes], *, own: bytes = b"") -> None:
         """Remember the signed metadata *files* of *place*, by name, and the pointer that this machine wrote.
 
-        Of two runs, the one that read the older version may end last: it changes nothing. Only a new root
-        starts versions anew, since a thief may have counted ahead with the key that it revokes.
+        A run that read an older version, and ends after the one that read the newer, changes nothing. With a
+        new root any version is taken: a stolen key, which that root revokes, may have signed very high ones.
 
         Raises:
             StorageError: the disk is full or cannot be written.

@@ -175,13 +175,13 @@ class Compared:
 
     @property
     def worse(self) -> list[str]:
-        """What is surely slower, in words."""
+        """Concurrencies, or "overall", whose interval is below 1 and that are slower by over 2 %."""
         found = {"overall": self.overall, **{f"c={level}": one for level, one in self.levels.items()}}
         return [name for name, one in found.items() if one.high < 1 and one.value < 1 - TRIVIAL]
 
     @property
     def verdict(self) -> Verdict:
-        """Whether it is surely slower, surely not slower by more than is allowed, or neither."""
+        """Fail if any is worse; pass if the intervals end above what the look allows; else inconclusive."""
         if self.worse:
             return Verdict.FAIL
         slowest = min(one.low for one in self.levels.values())

@@ -76,7 +76,7 @@ class TestJson:
             (["wheel", "--plan", "--patchset", "spork"], "UnknownNameError", 10),
             (["merge", "--onto", "7.7.7"], "FetchError", 20),
             (["publish"], "PublishError", 60),
-            (["carry", "show", "nobody"], "UnknownNameError", 10),
+            (["carry", "show", "no-such"], "UnknownNameError", 10),
             (["wheel", "--frobnicate"], "UsageError", 2),
             (["carry", "new"], "UsageError", 2),
             (["frobnicate"], "UsageError", 2),

@@ -236,14 +236,14 @@ class TestEvidence:
         ran = staged.call("rehearse", *QUICK, staged.wheels[0])
         assert (ran.status, "merges into the tree" in ran.err) == (ConfigError.exit_code, True)
 
-    def test_on_an_older_release_its_evidence_says_so(self, staged: World) -> None:
+    def test_on_an_older_release_it_is_evidence_of_another_kind(self, staged: World) -> None:
         later = rehearsed("1.3.0")
         staged.offer(later)
         staged.good("lock", "bump", "1.3.0")
         staged.good("wheel", "--allow-unproved", "words")
         ran = staged.good("rehearse", *QUICK, staged.wheels[0])
-        assert f"evidence rehearsal, attached to {staged.wheels[0].name}" in ran.out
+        assert f"evidence rehearsal-older, attached to {staged.wheels[0].name}" in ran.out
         (path,) = staged.dist.glob("evidence/*/rehearsal*.json")
         evidence = json.loads(path.read_bytes())
-        assert (path.name, evidence["kind"]) == ("rehearsal.json", "rehearsal")
+        assert (path.name, evidence["kind"]) == ("rehearsal-older.json", "rehearsal-older")
         assert (evidence["detail"]["version"], evidence["detail"]["exact"]) == ("1.2.0", False)

@@ -251,7 +251,7 @@ REFUSED = {
     "unknown profile": (("--demo", "--profile", "huge"), 10, "huge"),
     "unknown recipe": (("--python", sys.executable, "--recipe", "soup"), 10, "soup"),
     "no vllm there": (("--python", sys.executable, "--force"), 77, "vLLM"),
-    "nobody answers": (("--url", "http://127.0.0.1:9"), 10, "127.0.0.1:9"),
+    "no server": (("--url", "http://127.0.0.1:9"), 10, "127.0.0.1:9"),
     "no address": (("--url", "localhost"), 10, "localhost"),
     "no log": (("--url", "http://127.0.0.1:9", "--log", "gone"), 10, "gone"),
     "no run": (("--resume", "."), 10, "not the folder of a run"),
