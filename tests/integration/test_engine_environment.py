@@ -235,15 +235,10 @@ class TestPublished:
         with pytest.raises(LockMismatchError, match="is not of"):
             locked_requirements(wheel, find_runtime(wheel))
 
-    def test_it_goes_with_its_wheel_and_never_replaces_a_file_of_the_users(self, wheel, patchsets):
+    def test_it_is_written_once(self, wheel: Path, patchsets: Path) -> None:
         folder, runtimes = wheel.parent, runtimes_in(patchsets)
-        publish(folder, runtimes=runtimes)
-        beside = find_runtime(wheel)
-        again = publish(folder, runtimes=runtimes)
-        assert again.written == ()
-        wheel.unlink()
-        assert beside.name in publish(folder, runtimes=runtimes).removed
-        assert not beside.exists()
+        assert f"{wheel.name[:-4]}.requirements.txt" in publish(folder, runtimes=runtimes).written
+        assert publish(folder, runtimes=runtimes).written == ()
 
     def test_a_wheel_of_another_series_gets_none(self, tmp_path: Path, patchsets: Path) -> None:
         plain_wheel(tmp_path / "d", "vllm", "0.33.0", tag=f"py3-none-manylinux_2_28_{MACHINE}")

@@ -21,10 +21,10 @@ from sparkwright.verify.verifier import VERIFIER
 ROOT = Path(__file__).parents[2]
 SAMPLER = "vllm/v1/sample/sampler.py"
 
-# `make rehearse` runs all; the prefix cache of a real engine alone takes minutes.
-CHECKS = ("boot", "coherence")
+CHECKS = ("boot", "coherence", "prefix")
 
-pytestmark = [pytest.mark.slow, pytest.mark.upstream]
+# Minutes each; test_cli_rehearse.py shows the same with the simulator.
+pytestmark = [pytest.mark.slow, pytest.mark.upstream, pytest.mark.walk]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,6 @@ def test_the_patchset_passes(rehearsed: Rehearsed) -> None:
     assert (result.verdict, result.exact, result.version) == ("passed", True, "0.24.0")
 
 
-@pytest.mark.walk  # a minute of bursts; as on the simulator, in test_verify_faults.py
 def test_no_burst_breaks_the_patchset(job: Job, merged: MergeReport, tmp_path: Path) -> None:
     options = RehearsalOptions(checks=("crash",), out=tmp_path / "out", against_pristine=False)
     (crash,) = rehearse(job, merged, VERIFIER, options).checks
@@ -84,7 +83,6 @@ def test_no_burst_breaks_the_patchset(job: Job, merged: MergeReport, tmp_path: P
 
 # Appended to the sampler, so that no text of upstream's is needed: sentences without sense, which only the
 # known facts tell from good ones, and one and the same token each time.
-@pytest.mark.walk  # an engine's start each; as on the simulator, in test_verify_faults.py
 @pytest.mark.parametrize(
     ("greedy", "finding"),
     [

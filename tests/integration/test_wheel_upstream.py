@@ -37,7 +37,7 @@ def expectation() -> Expectation:
         }
     version = local_version(lock.release.version, "spark", "1a2b3c4d")
     record = {"point.json": wheelkit.point_of(version), "carries.json": {"format": 1, "carries": []}}
-    return Expectation(wheel, artifact, lock, changes, version, store=store, record=record)
+    return Expectation(wheel, artifact, lock, changes, version, record=record)
 
 
 @pytest.fixture(scope="module")

@@ -336,25 +336,6 @@ def test_a_later_release_is_judged_by_its_own_probe(bench: Bench) -> None:
     assert replace(bench.prover(), version="0.8.0").find(carry, [CACHE]) is None
 
 
-def test_a_proof_of_another_machine_is_taken_where_it_is_of_these_inputs(bench: Bench) -> None:
-    carry, prover = bench.carry(GOOD), bench.prover()
-    made = prover.prove(carry, [CACHE])
-    bench.store.record_path("proof", made.key).unlink()
-    for wrong in (
-        {"key": "0" * 64},
-        {"touched": ()},
-        {"carry": "another"},
-        {"format": 0},
-        {"verdict": ProbeVerdict.NOT_NEEDED},
-        {"merged": made.pristine},
-    ):
-        assert not prover.adopt(msgspec.structs.replace(made, **wrong), carry, [CACHE])
-    assert not prover.adopt(made, carry, [CACHE], absorbed=True)
-    assert prover.find(carry, [CACHE]) is None
-    assert prover.adopt(made, carry, [CACHE])
-    assert prover.find(carry, [CACHE]) == made
-
-
 def test_equal_proofs_give_equal_bytes(bench: Bench) -> None:
     carry = bench.carry(GOOD)
     first = write_proof(carry.folder, bench.prover().prove(carry, [CACHE]), "1.0.0").read_bytes()

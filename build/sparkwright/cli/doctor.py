@@ -18,7 +18,7 @@ from sparkwright.base.text import human_size
 from sparkwright.cli.globals import Command, takes, taking
 from sparkwright.cli.preflight import ask_options
 from sparkwright.cli.result import Result, Table
-from sparkwright.cli.runtime import SIDECARS, USE
+from sparkwright.cli.runtime import SIDECARS, USE, complete_recipe
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.git import require_git
 from sparkwright.native.doctor import MachineCheck, check_gpu, find_gpu, native_checks
@@ -29,7 +29,7 @@ _INDEX_REMEDY = "check pip's index-url and extra-index-url"
 
 
 @click.command("doctor", cls=Command)
-@click.argument("recipe", metavar="[RECIPE]", default="")
+@click.argument("recipe", metavar="[RECIPE]", default="", shell_complete=complete_recipe)
 @USE
 @click.option(
     "--wheel",

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from sparkwright.cli.globals import takes
 from sparkwright.lock.runtime import beside
@@ -17,7 +18,15 @@ from sparkwright.recipes import SERVED_NAMES
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-RECIPE = click.argument("recipe", metavar="RECIPE")
+def complete_recipe(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the recipes that ship whose names begin so; where none does, a file of the user's is meant."""
+    from sparkwright.recipes import recipes
+
+    found = [CompletionItem(name) for name in sorted(recipes()) if name.startswith(incomplete)]
+    return found or [CompletionItem(incomplete, type="file")]
+
+
+RECIPE = click.argument("recipe", metavar="RECIPE", shell_complete=complete_recipe)
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 USE = click.option(
     "--use", default="", help="A use of the recipe, such as shared or many; single by default."

@@ -128,6 +128,7 @@ def test_a_wheel_that_cannot_be_served_is_untestable(reachable: World) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.walk  # forty starts; test_search_metric.py plants the same in figures
 def test_a_slowdown_of_5_percent_is_named(reachable: World) -> None:
     plant(reachable, "slow=1.08", alone=True)
     ran = reachable.good(*words(reachable, METRIC, **TIMED))
