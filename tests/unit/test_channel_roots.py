@@ -14,6 +14,7 @@ from tuf.api.metadata import Metadata
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import ReplayedChannelError, SignatureError, UntrustedKeyError
+from sparkwright.cli.main import main
 from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.keys import load_publisher, rotate_key
 from sparkwright.publish.roots import OURS, ChannelRoot, read_root
@@ -221,3 +222,9 @@ def test_a_stolen_key_of_one_channel_neither_moves_nor_blocks_another(
     assert world.verify("stable").state.generation == 1
     world.promote("2", "stable", publisher=world.publisher(adopt=True))
     assert world.verify("stable").state.generation == 2
+
+
+def test_what_is_no_digest_is_a_wrong_option(world: ChannelWorld, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["channel", "key", "pin", f"{world.published}/channels/nightly", "--digest"]
+    assert main([*words, "sha256:no"]) == 2
+    assert "64 hexadecimal digits" in capsys.readouterr().err

@@ -390,6 +390,26 @@ def test_a_worker_offers_itself_and_answers_each_task(store: Store) -> None:
     assert {type(one).__name__: one.name for one in replies} == {"Done": "do", "Failed": "kill"}
 
 
+@pytest.mark.parametrize(
+    "ends", [b'{"name": "cut off', KeyboardInterrupt()], ids=["a line is cut off", "Ctrl-C"]
+)
+def test_whatever_ends_the_input_of_a_worker_ends_its_tasks(
+    store: Store, ends: bytes | BaseException
+) -> None:
+    def lines() -> Iterator[bytes]:
+        yield msgspec.json.encode(made(store, "sleep")) + b"\n"
+        time.sleep(0.5)
+        if isinstance(ends, BaseException):
+            raise ends
+        yield ends
+
+    begun = time.monotonic()
+    with pytest.raises((ConfigError, KeyboardInterrupt)):
+        spoken(store, lines())
+    assert time.monotonic() - begun < 20  # of the 60 s that the task sleeps
+    assert list(store.scratch_root.iterdir()) == []
+
+
 def test_a_worker_of_another_program_does_nothing(store: Store) -> None:
     with pytest.raises(ToolError, match="cannot work"):
         spoken(store, code="f" * 64)

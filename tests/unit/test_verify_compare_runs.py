@@ -137,6 +137,16 @@ def test_answers_may_part_at_near_ties_and_not_far_from_one(seed: int) -> None:
     assert "rounding does not explain" in wrong.cause
 
 
+@pytest.mark.parametrize("place", [0, 1])
+def test_one_of_several_runs_with_wrong_answers_fails(place: int) -> None:
+    talkers = [Talker(release="0.33"), Talker(release="0.33")]
+    good = [finished(answered(one)) for one in talkers]
+    old = finished(answered(Talker(release="0.24")))
+    assert by_name(compare_runs([old], good).findings)[ANSWERS].verdict is Verdict.PASS
+    good[place] = finished(answered(replace(talkers[place], lossy=0.002)))
+    assert by_name(compare_runs([old], good).findings)[ANSWERS].verdict is Verdict.FAIL
+
+
 def test_tasks_that_are_no_longer_solved_fail() -> None:
     old = finished(answered(Talker(release="0.24")))
     worse = {"baseline": 0.9, "main": 0.5}
@@ -186,6 +196,16 @@ def test_runs_without_a_common_cell_are_refused() -> None:
     other = run(ALL["sweep"], context(profile(max_tokens=100)), Server())
     with pytest.raises(ConfigError, match="no measurement in common"):
         compared(finished(swept(1)), finished(other))
+
+
+def test_a_run_without_a_measurement_is_named_with_its_cause() -> None:
+    why = Finding(
+        check="boot", name="it boots", definition="", verdict=Verdict.FAIL, cause="no attention backend",
+        measured={}, threshold="",
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="has no measurement") as caught:
+        compared(finished(swept(1)), replace(finished([]), findings=(why,)))
+    assert caught.value.because == "no attention backend"
 
 
 def test_clocks_that_differ_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,8 @@ def pin(*, place: str, digest: str, offline: bool) -> Result:
 
     It counts at that address alone. What was pinned and seen there before is forgotten.
     """
+    if not re.fullmatch("[0-9a-fA-F]{64}", digest):
+        raise click.BadParameter("a SHA-256 has 64 hexadecimal digits", param_hint="--digest")
     from sparkwright.publish.mirror import open_mirror
     from sparkwright.publish.trust import default_trust
     from sparkwright.upstream import read_settings

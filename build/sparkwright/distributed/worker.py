@@ -19,7 +19,7 @@ from typing import BinaryIO
 import msgspec
 
 from sparkwright.base.config import decode_json
-from sparkwright.base.errors import SparkwrightError, StorageError, ToolError
+from sparkwright.base.errors import ConfigError, SparkwrightError, StorageError, ToolError
 from sparkwright.base.process import start
 from sparkwright.distributed.inputs import share_file
 from sparkwright.distributed.tasks import (
@@ -152,8 +152,11 @@ def serve(
 ) -> None:
     """Run the tasks in *lines*, as many at a time as are offered; write replies to *output*.
 
+    Whatever ends the reading stops the tasks.
+
     Raises:
         ToolError: the program that sent the settings is another one.
+        ConfigError: a line is no task.
     """
     if settings.code != own_code():
         raise ToolError(
@@ -183,11 +186,17 @@ def serve(
     send(offer)
     threading.Thread(target=watch, daemon=True).start()
     with ThreadPoolExecutor(offer.slots) as pool:
-        for line in lines:
-            heard[0] = time.monotonic()
-            if line.strip():
-                pool.submit(_answer, runner, decode_json(line, Task), stop, send)
-        stop.set()
+        try:
+            for line in lines:
+                heard[0] = time.monotonic()
+                if line.strip():
+                    pool.submit(_answer, runner, decode_json(line, Task), stop, send)
+        except msgspec.MsgspecError as error:
+            raise ConfigError(
+                "a task cannot be read", because=f"{error}", next_step="start this by --cluster, not by hand"
+            ) from error
+        finally:
+            stop.set()
     ended.set()
 
 

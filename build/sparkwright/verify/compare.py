@@ -174,10 +174,10 @@ class Compared:
         return ratio_of(*arms, Spread(SPREAD, math.inf) if few else Spread.of(arms), error)
 
     @property
-    def worse(self) -> list[str]:
-        """Concurrencies, or "overall", whose interval is below 1 and that are slower by over 2 %."""
+    def worse(self) -> dict[str, Ratio]:
+        """Ratios, by concurrency or "overall", that are surely below 1 and lower by more than 2 %."""
         found = {"overall": self.overall, **{f"c={level}": one for level, one in self.levels.items()}}
-        return [name for name, one in found.items() if one.high < 1 and one.value < 1 - TRIVIAL]
+        return {name: one for name, one in found.items() if one.high < 1 and one.value < 1 - TRIVIAL}
 
     @property
     def verdict(self) -> Verdict:
@@ -189,11 +189,12 @@ class Compared:
         return Verdict.PASS if passes else Verdict.INCONCLUSIVE
 
     def __str__(self) -> str:
-        words = {Verdict.FAIL: f"worse ({', '.join(self.worse)})", Verdict.INCONCLUSIVE: "undecided"}
-        passed = "better" if self.overall.low > 1 else "not worse"
-        shown = f"{words.get(self.verdict, passed)}: {self.overall.change}"
+        if self.worse:
+            return f"worse: {', '.join(f'{name} {one.change}' for name, one in self.worse.items())}"
+        word = "better" if self.overall.low > 1 else "not worse"
         most = max(0.0, 100 * (1 - self.overall.low))
-        return shown if self.verdict is Verdict.FAIL else f"{shown}, not more than {most:.1f} % slower"
+        shown = f"{self.overall.change}, not more than {most:.1f} % slower"
+        return f"{word if self.verdict is Verdict.PASS else 'undecided'}: {shown}"
 
 
 def compare_pairs(one: Sequence[float], other: Sequence[float], error: float) -> Ratio:

@@ -44,7 +44,7 @@ class Dialogue:
         """
         self.argv = tuple(str(part) for part in argv)
         self._patience_s, self._started = patience_s, time.monotonic()
-        self._rest = b""
+        self._rest, self._searched = bytearray(), 0
         self._result: Completed | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the dialogue
         pipe = subprocess.PIPE
@@ -80,7 +80,8 @@ class Dialogue:
             EOFError: its output has ended, or has a line without end.
         """
         end = time.monotonic() + wait_s
-        while b"\n" not in self._rest:
+        while (at := self._rest.find(b"\n", self._searched)) < 0:
+            self._searched = len(self._rest)
             if self._child.stdout is None:
                 raise EOFError
             ready, _, _ = select.select([self._child.stdout], [], [], max(0.0, end - time.monotonic()))
@@ -90,7 +91,9 @@ class Dialogue:
             if not piece or len(self._rest) > _LONGEST:
                 raise EOFError
             self._rest += piece
-        found, _, self._rest = self._rest.partition(b"\n")
+        found = bytes(self._rest[:at])
+        del self._rest[: at + 1]
+        self._searched = 0
         return found
 
     def poll(self) -> int | None:

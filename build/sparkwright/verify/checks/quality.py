@@ -12,7 +12,7 @@ from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.checks.answers import Solved, answers_agree, right_answers
 from sparkwright.verify.checks.common import Values, finding
-from sparkwright.verify.checks.triage import describe
+from sparkwright.verify.checks.triage import SEVERITY, describe
 
 NAME = "compare"
 SURE = 0.01
@@ -22,7 +22,9 @@ Cells = Mapping[str, Observation]
 
 
 def judge_quality(before: Sequence[Cells], after: Sequence[Cells], keys: Sequence[str]) -> list[Finding]:
-    """Return findings on greedy answers and solved tasks of the first of each side, and on failed requests.
+    """Return findings on greedy answers and solved tasks of the worst run after, and on failed requests.
+
+    Answers and tasks are held against those of the first run before.
 
     Args:
         before: observations of each run, by the key of their cell.
@@ -30,22 +32,23 @@ def judge_quality(before: Sequence[Cells], after: Sequence[Cells], keys: Sequenc
         keys: those that all of them have.
     """
 
-    def both(where: Callable[[Cell], bool]) -> tuple[list[Observation], list[Observation]]:
+    def worst(
+        judge: Callable[[Sequence[Observation], Sequence[Observation]], Finding],
+        where: Callable[[Cell], bool],
+    ) -> Finding:
         chosen = [key for key in keys if where(before[0][key].cell)]
-        return [before[0][key] for key in chosen], [after[0][key] for key in chosen]
+        old = [before[0][key] for key in chosen]
+        found = [judge(old, [run[key] for key in chosen]) for run in after]
+        return max(found, key=lambda one: SEVERITY.index(one.verdict))
 
-    return [
-        _answers(*both(lambda cell: cell.check == "lossless" and cell.tags.get("kind") == "answers")),
-        _tasks(
-            *both(
-                lambda cell: (
-                    cell.check in {"lossless", "coherence", "context"}
-                    and any(prompt.expect for prompt in cell.prompts)
-                )
-            )
-        ),
-        _failures(before, after, keys),
-    ]
+    def answers(cell: Cell) -> bool:
+        return cell.check == "lossless" and cell.tags.get("kind") == "answers"
+
+    def tasks(cell: Cell) -> bool:
+        asked = cell.check in {"lossless", "coherence", "context"}
+        return asked and any(prompt.expect for prompt in cell.prompts)
+
+    return [worst(_answers, answers), worst(_tasks, tasks), _failures(before, after, keys)]
 
 
 def _answers(before: Sequence[Observation], after: Sequence[Observation]) -> Finding:

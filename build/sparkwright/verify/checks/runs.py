@@ -9,6 +9,7 @@ import msgspec
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.engine.capabilities import METRICS
+from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.compare import ARMS, NAME, judge_pair
 from sparkwright.verify.checks.quality import judge_quality
@@ -43,6 +44,10 @@ def compare_runs(before: Sequence[Run], after: Sequence[Run]) -> Run:
         ]
         for runs in (before, after)
     )
+    for run, cells in zip((*before, *after), (*old, *new), strict=True):
+        if not cells:
+            why = next((one.cause for one in run.findings if one.verdict is Verdict.FAIL), "none was made")
+            raise ConfigError(f"{_name(run)} has no measurement", because=why, next_step="compare other runs")
     keys = [key for key in old[0] if all(key in run for run in (*old, *new))]
     if not keys:
         raise ConfigError(
