@@ -335,7 +335,7 @@ def test_a_change_is_shown_without_what_a_terminal_would_obey(
 
 @pytest.mark.parametrize("place", ["http://[::1/channels/nightly", "https://[x]/channels/nightly"])
 def test_an_address_that_is_none_is_one_error(place: str, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in (["verify", place], ["key", "pin", place, "--digest", "0"]):
+    for command in (["verify", place], ["key", "pin", place, "--digest", "0" * 64]):
         assert main(["channel", *command]) == ConfigError.exit_code
         assert "is no address of a channel" in capsys.readouterr().err
 

@@ -403,10 +403,13 @@ def test_whatever_ends_the_input_of_a_worker_ends_its_tasks(
             raise ends
         yield ends
 
-    begun = time.monotonic()
+    begun, others = time.monotonic(), threading.enumerate()
     with pytest.raises((ConfigError, KeyboardInterrupt)):
         spoken(store, lines())
     assert time.monotonic() - begun < 20  # of the 60 s that the task sleeps
+    for thread in set(threading.enumerate()) - set(others):  # the one that would end this process
+        thread.join(1)
+        assert not thread.is_alive()
     assert list(store.scratch_root.iterdir()) == []
 
 

@@ -185,19 +185,21 @@ def serve(
 
     send(offer)
     threading.Thread(target=watch, daemon=True).start()
-    with ThreadPoolExecutor(offer.slots) as pool:
-        try:
-            for line in lines:
-                heard[0] = time.monotonic()
-                if line.strip():
-                    pool.submit(_answer, runner, decode_json(line, Task), stop, send)
-        except msgspec.MsgspecError as error:
-            raise ConfigError(
-                "a task cannot be read", because=f"{error}", next_step="start this by --cluster, not by hand"
-            ) from error
-        finally:
-            stop.set()
-    ended.set()
+    try:
+        with ThreadPoolExecutor(offer.slots) as pool:
+            try:
+                for line in lines:
+                    heard[0] = time.monotonic()
+                    if line.strip():
+                        pool.submit(_answer, runner, decode_json(line, Task), stop, send)
+            finally:
+                stop.set()
+    except msgspec.MsgspecError as error:
+        raise ConfigError(
+            "a task cannot be read", because=f"{error}", next_step="start this by --cluster, not by hand"
+        ) from error
+    finally:
+        ended.set()
 
 
 def _answer(
