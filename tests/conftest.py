@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from kit import Recorder, Scene, UpstreamRepository
 from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
 
 from sparkwright.base.events import subscribe
 from sparkwright.git import Repository, open_repository
@@ -104,6 +105,17 @@ class _Scheduling(LoadScopeScheduling):
         if f"/{_UNITS}/" in file:
             return file
         return next((part for part in _TOGETHER if f"/{part}" in nodeid), nodeid)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Forget what a worker that crashed had finished.
+
+        xdist 3.8 gives all of it to others. One that gets a finished file has nothing to report, is given
+        nothing more, and the run does not end.
+        """
+        work = self.assigned_work[node]
+        for scope in [scope for scope, tests in work.items() if all(tests.values())]:
+            del work[scope]
+        return super().remove_node(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
