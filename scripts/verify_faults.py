@@ -35,9 +35,9 @@ PAGE, CAUSES = ROOT / "docs" / "verify-faults.md", ROOT / "dist" / "verify-fault
 HEAD = """# Which check notices which fault
 
 Made by `make test-verify`, with the cause that each check names in `dist/verify-faults.md`; `make test` runs
-the same cases. A case is a whole run of the suite against a simulator in a process of its own with one fault.
-It is detected by the right verdict (*fail* unless another one stands here), from the check that should detect
-it, with a cause that names it. `sparkwright-simulator --list-faults` says what each does.
+one of each check and verdict. A case is a whole run of the suite against a simulator in a process of its own
+with one fault. It is detected by the right verdict (*fail* unless another one stands here), from the check
+that should detect it, with a cause that names it. `sparkwright-simulator --list-faults` says what each does.
 """
 _TESTED = [
     "`server` stands for the server's start and end, which is no check: tests of the processes show it",

@@ -45,6 +45,7 @@ def opened() -> Iterator[tuple[Job, MergeReport, ServedTree]]:
         yield job, report, served
 
 
+@pytest.mark.walk  # a minute of CPU time; changes with a lock
 def test_the_installed_release_is_asked_for_flags_and_variables(
     opened: tuple[Job, MergeReport, ServedTree], store: Store
 ) -> None:
@@ -191,6 +192,7 @@ def without(config: dict[str, Any], drafter: tuple[Attention, ...], options: KvO
     return plan_kv(*layout(config, drafter), replace(options, together=False))
 
 
+@pytest.mark.walk  # changes with a lock
 def test_what_upstream_refuses_is_refused_before_loading(opened: tuple[Job, MergeReport, ServedTree]) -> None:
     """Upstream's own 0.24.0 cannot plan 28 of them, and preflight refuses exactly these."""
     job, report, _ = opened

@@ -135,6 +135,7 @@ def test_a_cable_that_is_pulled_ends_both(hosts: TwoHosts, serving: Any) -> None
     assert f"the connection to the worker on {NAME} was lost" in errors
 
 
+@pytest.mark.walk  # as a lost connection
 def test_killed_it_leaves_nothing_on_either_machine(hosts: TwoHosts, serving: Any) -> None:
     hosts.fault("deaf")
     this = serving()
@@ -205,8 +206,10 @@ def refused(hosts: TwoHosts, *words: str, **variables: str) -> tuple[int, str]:
     ("patch", "what"),
     [
         ('platform.machine = lambda: "riscv64"', "has another architecture"),
-        ('platform.libc_ver = lambda: ("glibc", "2.17")', "has an older glibc"),
-        ("shutil.which = lambda name: None", "has no C compiler"),
+        pytest.param(
+            'platform.libc_ver = lambda: ("glibc", "2.17")', "has an older glibc", marks=pytest.mark.walk
+        ),
+        pytest.param("shutil.which = lambda name: None", "has no C compiler", marks=pytest.mark.walk),
     ],
 )
 def test_a_machine_of_another_kind_is_refused(hosts: TwoHosts, patch: str, what: str) -> None:

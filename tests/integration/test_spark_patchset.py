@@ -137,6 +137,7 @@ def test_upstreams_tests_were_run_on_these_trees_and_nothing_regressed(series):
 
 
 @pytest.mark.slow
+@pytest.mark.walk  # `make prove` runs them all
 def test_upstreams_tests_find_what_no_probe_sees_and_leave_the_patchset_alone():
     """The plant is an attribute of the carry's that upstream's stand-ins of a scheduler do not have."""
     code, tests = "vllm/v1/core/sched/scheduler.py", "tests/v1/core/test_mamba_align_chunk_split.py"

@@ -192,6 +192,7 @@ def cases(tree):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("series", ["0.24", "0.33"])
+@pytest.mark.walk  # `make triton` compiles every kernel
 def test_upstreams_latent_attention_over_fp8_does_not_fit(series, tmp_path):
     launches = tmp_path / "latent.py"
     path = str(ROOT / "build/sparkwright/probe/child/kernel_launches.py")

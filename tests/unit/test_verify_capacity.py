@@ -64,7 +64,7 @@ def test_the_capacity_of_a_queue_is_found_within_five_percent(queue: Queue, seed
     assert len(steps) <= 12 + MOST_REPEATS
 
 
-@pytest.mark.parametrize(("queue", "count"), [(SMALL, 16), pytest.param(LARGE, 30, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("queue", "count"), [(SMALL, 16), pytest.param(LARGE, 30, marks=pytest.mark.walk)])
 def test_the_intervals_hold_the_truth(queue: Queue, count: int) -> None:
     """As often as they say, 95 of 100 times, with steps of the usual length.
 

@@ -84,6 +84,7 @@ def test_a_carry_is_named_by_what_is_served_here(reachable: World) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.walk  # the killed search below serves there too
 def test_a_carry_is_named_by_what_is_served_on_another_machine(reachable: World, host: Host) -> None:
     plant(reachable, "repeated-token", alone=True)
     ran = reachable.good(*words(reachable, host=host))
@@ -146,6 +147,7 @@ def test_a_healthy_pair_names_no_culprit(reachable: World) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.walk  # test_cli_rehearse.py has the checks, the tests above the search
 def test_a_check_of_a_rehearsal_is_a_judge(world: World) -> None:
     world.list_carries([])
     shutil.rmtree(world.root / "carries")

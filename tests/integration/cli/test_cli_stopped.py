@@ -230,6 +230,7 @@ class TestFullDisk:
         assert len(world.wheels) == 1
         nothing_is_half_done(world)
 
+    @pytest.mark.walk  # as a full store
     def test_the_folder_for_the_wheel(self, world: World) -> None:
         disk = world.folder / "disk"
         prefix = small_disk(disk, "2m")
