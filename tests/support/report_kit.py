@@ -14,8 +14,6 @@ from sparkwright.engine.cell import Cell, Load, Prompt
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import FailureKind, HostSample, MetricsSnapshot, Observation
 from sparkwright.verify.report import render_terminal
-from sparkwright.verify.report.charts import Chart
-from sparkwright.verify.report.html import charts_by_check
 from sparkwright.verify.run import Run
 
 LEVELS = (1, 2, 4, 8, 16, 32, 64)
@@ -355,11 +353,6 @@ def hostile() -> Run:
     facts = {(HOSTILE, 0): boot_facts(version=HOSTILE, backends=(HOSTILE,))}
     compared = msgspec.structs.replace(comparison(HOSTILE, 1.0, 0.9, 1.1), cause=HOSTILE)
     return Run(manifest=manifest, facts=facts, observations=(seen,), findings=(said, compared))
-
-
-def all_charts(run: Run) -> tuple[Chart, ...]:
-    """Return every chart for which *run* has figures, in the order of the page."""
-    return tuple(chart for _, chart in charts_by_check(run))
 
 
 def shown(run: Run, *, terminal: bool, width: int = 100) -> str:

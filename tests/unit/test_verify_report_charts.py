@@ -1,4 +1,4 @@
-"""Drawings of charts, words and figures, the soak's windows, and colours that stand out."""
+"""Drawings of charts, words and figures, acceptance over time, and colours that stand out."""
 
 import itertools
 import math
@@ -13,23 +13,19 @@ import report_kit
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from report_kit import all_charts
 from verify_kit import counted
 
 from sparkwright.base.page import STYLES
-from sparkwright.verify.report.figures import moments
+from sparkwright.verify.report.charts import charts_of
+from sparkwright.verify.report.figures import windows
 from sparkwright.verify.report.html import TEMPLATES
 from sparkwright.verify.report.svg import (
     Axis,
-    Drawing,
-    Note,
     Point,
     Series,
-    inline,
-    linear,
-    lines,
-    logarithmic,
-    percent,
+    draw_lines,
+    from_zero,
+    powers_of_two,
     spread,
 )
 from sparkwright.verify.report.text import at_c, duration, number, share, span
@@ -79,25 +75,16 @@ def test_other_words() -> None:
 # Drawings -----------------------------------------------------------------------------------------------
 
 
-def svg(drawing: Drawing) -> Element:
-    return ET.fromstring(inline(drawing, "key", "Title", "All of it, in words.", "w560"))  # noqa: S314 - our own
-
-
-def drawn(*series: Series, rules: tuple[Note, ...] = ()) -> Element:
+def drawn(*series: Series) -> Element:
     """Lines over 1 to 8, from 0 to 10."""
-    return svg(lines(560, logarithmic("c", [1, 8], 2), linear("unit", [10]), series, rules))
+    axes = powers_of_two("c", [1, 8]), from_zero("unit", [10])
+    return ET.fromstring(draw_lines("key", "Title", "All of it, in words.", axes, series))  # noqa: S314 - our own
 
 
-def rising(name: str = "code", style: int = 0, **changes: bool) -> Series:
-    """Four points; *changes* are those of the third."""
-    points = [Point(2.0**i, 2.0 + i, f"{name} {i}") for i in range(4)]
-    points[2] = Point(4.0, 4.0, f"{name} 2", **changes)
+def rising(name: str = "code", style: int = 0, *, suspect: bool = False) -> Series:
+    """Four points, of which the third may be *suspect*."""
+    points = [Point(2.0**i, 2.0 + i, f"{name} {i}", suspect and i == 2) for i in range(4)]
     return Series(name, style, tuple(points))
-
-
-def paths(drawing: Element) -> int:
-    """How many separate lines there are."""
-    return sum(one.get("d", "").count("M") for one in drawing.iter("path") if one.get("class") == "line")
 
 
 def words(drawing: Element) -> list[str]:
@@ -114,8 +101,9 @@ def test_a_drawing_has_a_name_and_a_description() -> None:
 
 
 def test_lines_are_named_at_their_ends_and_axes_by_their_titles() -> None:
-    found = words(drawn(rising("code"), rising("prose", 1), rules=(Note(5, "at least 5"),)))
-    assert {"code", "prose", "c", "unit", "at least 5", "1", "2", "4", "8"} <= set(found)
+    assert {"code", "prose", "c", "unit", "1", "2", "4", "8"} <= set(
+        words(drawn(rising(), rising("prose", 1)))
+    )
 
 
 def test_every_point_tells_its_figure_once() -> None:
@@ -123,12 +111,17 @@ def test_every_point_tells_its_figure_once() -> None:
     assert titles == ["Title", "code 0", "code 1", "code 2", "code 3"]
 
 
-def test_colours_are_the_pages_own() -> None:
-    for chart in all_charts(report_kit.unhealthy()):
-        for element in svg(chart.draw(chart.widths[0])).iter():
-            for name in ("fill", "stroke"):
-                assert re.fullmatch(r"var\(--[\w-]+\)|none", element.get(name, "none")), chart.key
-            assert not {"font-family", "style", "href"} & set(element.attrib)
+def test_charts_are_in_the_order_of_the_page_in_its_colours_and_whole() -> None:
+    for run in (report_kit.healthy(), report_kit.unhealthy()):
+        charts = charts_of(run)
+        assert [chart.key for chart in charts] == ["throughput", "mal", "soak"]
+        for chart in charts:
+            assert "nan" not in chart.drawing
+            for element in ET.fromstring(chart.drawing).iter():  # noqa: S314 - our own
+                for name in ("fill", "stroke"):
+                    assert re.fullmatch(r"var\(--[\w-]+\)|none", element.get(name, "none")), chart.key
+                assert not {"font-family", "style", "href"} & set(element.attrib)
+    assert charts_of(Run()) == ()
 
 
 def marks(drawing: Element) -> list[Element]:
@@ -150,49 +143,29 @@ def test_a_figure_not_to_be_trusted_is_hollow() -> None:
     assert hollow(drawn(rising())) == []
 
 
-def test_no_line_joins_what_lies_apart() -> None:
-    assert paths(drawn(rising(apart=True))) == 2
-    assert paths(drawn(rising())) == 1
-
-
-def test_a_place_without_a_figure_is_marked() -> None:
-    missing = Series("code", 0, rising().points[:3], (Point(8.0, math.nan, "code 3: none"),))
-    assert "✗" in words(drawn(missing))
-    assert "code 3: none" in [one.text for one in drawn(missing).iter("title")]
-    assert "✗" not in words(drawn(rising()))
-
-
 @pytest.mark.parametrize("value", [0.0, 5.0])
 def test_one_figure_is_enough(value: float) -> None:
-    one = (Series("code", 0, (Point(1, value, "the figure"),)),)
-    drawing = svg(lines(360, logarithmic("c", [1], 2), linear("u", [value]), one))
-    assert [mark[0].text for mark in marks(drawing)] == ["the figure"]
+    one = Series("code", 0, (Point(1, value, "the figure"),))
+    assert [mark[0].text for mark in marks(drawn(one))] == ["the figure"]
 
 
 @pytest.mark.parametrize(
     ("axis", "labels"),
     [
-        (linear("", [81.0]), ["0", "20", "40", "60", "80"]),
-        (linear("", [0.9]), ["0", "0.2", "0.4", "0.6", "0.8"]),
-        (logarithmic("", [1, 64], 2), ["1", "4", "16", "64"]),
-        (logarithmic("", [0.5, 3000.0]), ["0.5", "5", "50", "500"]),
-        (percent(""), ["0 %", "20 %", "40 %", "60 %", "80 %", "100 %"]),
+        (from_zero("", [81.0]), ["0", "20", "40", "60", "80"]),
+        (from_zero("", [0.9]), ["0", "0.2", "0.4", "0.6", "0.8"]),
+        (powers_of_two("", [1, 64]), ["1", "2", "4", "8", "16", "32", "64"]),
+        (powers_of_two("", [3]), ["4"]),
+        (from_zero("", [12_000]), ["0", "5,000", "10,000"]),
+        (Axis("", 0, 1, percent=True), ["0 %", "20 %", "40 %", "60 %", "80 %", "100 %"]),
         (Axis("min", 0.0, 1200.0, unit=60), ["0", "5", "10", "15", "20"]),
     ],
 )
 def test_axes_are_labelled_by_round_values(axis: Axis, labels: list[str]) -> None:
-    assert [label for _, label in axis.ticks(5)] == labels
-    places = [axis(value) for value, _ in axis.ticks(5)]
+    assert [label for _, label in axis.ticks()] == labels
+    places = [axis(value) for value, _ in axis.ticks()]
     assert places == sorted(places)
     assert 0 <= places[0] <= places[-1] <= 1
-
-
-def test_a_drawing_keeps_its_width_and_its_words() -> None:
-    for chart in all_charts(report_kit.healthy()):
-        for width in chart.widths:
-            drawing = svg(chart.draw(width))
-            assert drawing.get("viewBox", "").startswith(f"0 0 {width} ")
-            assert "nan" not in ET.tostring(drawing, encoding="unicode")
 
 
 PROGRAM = """
@@ -227,33 +200,21 @@ def test_a_label_with_space_stays_where_it_belongs() -> None:
     assert spread([10, 100, 200], 16, 0, 250) == [10, 100, 200]
 
 
-def test_charts_come_in_the_order_of_the_page() -> None:
-    keys = [chart.key for chart in all_charts(report_kit.healthy())]
-    assert keys == ["throughput", "ttft", "tpot", "mal", "soak", "compare", "machine"]
-    assert all_charts(Run()) == ()
-
-
-# The soak's windows --------------------------------------------------------------------------------------
+# Acceptance over time ------------------------------------------------------------------------------------
 
 
 def test_windows_tile_a_cell() -> None:
-    seen = report_kit.Soak().cell(0, "traffic", 300)
-    windows = moments(seen, 0.0, 1.0)
-    assert len(windows) == 10
-    assert windows[0].begin_s == 0
-    assert windows[-1].end_s == 300
-    assert all(a.end_s == b.begin_s for a, b in itertools.pairwise(windows))
-    assert all(0.4 < window.acceptance < 0.5 for window in windows)
+    found = list(windows(report_kit.Soak().cell(0, "traffic", 300), 1.0, 30.0))
+    assert [at for at, _ in found] == pytest.approx([15 + 30 * number for number in range(10)])
+    assert all(0.4 < rate < 0.5 for _, rate in found)
 
 
-def test_a_restart_is_seen_in_its_window() -> None:
-    soak = report_kit.Soak()
-    seen = soak.cell(0, "traffic", 120)
+def test_a_window_in_which_counters_restarted_is_left_out() -> None:
+    seen = report_kit.Soak().cell(0, "traffic", 120)
     half = len(seen.series) // 2
     later = (replace(one, start_s=9.0) for one in seen.series[half:])
     broken = replace(counted(seen, start_s=9.0), series=(*seen.series[:half], *later))
-    assert [window.reset for window in moments(broken, 0.0, 1.0)].count(True) == 1
-    assert not any(window.reset for window in moments(seen, 0.0, 1.0))
+    assert len(list(windows(broken, 1.0, 30.0))) == len(list(windows(seen, 1.0, 30.0))) - 1
 
 
 # Colours -------------------------------------------------------------------------------------------------

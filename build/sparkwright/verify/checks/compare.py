@@ -166,7 +166,7 @@ def _compared(seen: CheckedCells, look: Look, value: Callable[[Sample], float]) 
 
 
 def ratio_values(ratio: Ratio) -> Values:
-    """Return *ratio* as measured values, which charts show."""
+    """Return *ratio* as measured values, which the page shows."""
     return {
         "speed over the baseline's": round(ratio.value, 4),
         "low": round(ratio.low, 4),

@@ -1,9 +1,9 @@
-"""Figures that a report shows: those that checks judge by, and the course of counters over time."""
+"""Figures that a report shows: those that checks judge by, and acceptance over time."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -16,8 +16,7 @@ from sparkwright.verify.checks.machine import energy_per_token_j
 from sparkwright.verify.checks.triage import troubles
 from sparkwright.verify.run import Run
 
-WINDOW_S = 30.0  # of a timeline, in the server's clock
-_NEARLY = 0.98  # of it: snapshots do not come on the second
+_NEARLY = 0.98  # of a window: snapshots do not come on the second
 _FULL = 0.5  # of it: less is the end of a cell, when little runs
 
 
@@ -94,69 +93,21 @@ def _hits(before: MetricsSnapshot | None, after: MetricsSnapshot | None) -> floa
 # Over time ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Moment:
-    """One window of a long cell, in the server's seconds since the soak's first cell began.
+def windows(observation: Observation, speed: float, window_s: float) -> Iterator[tuple[float, float]]:
+    """Yield acceptance in windows of about *window_s* over a cell, at their middles in the server's seconds.
 
-    Attributes:
-        acceptance: share of drafted tokens that were accepted; NaN where nothing was drafted.
-        hit_rate: share of prompt tokens from the prefix cache; NaN where none was looked up.
-        tokens_per_s: generated, all requests together.
-        kv_usage: share of the KV cache in use at its end.
-        reset: the counters restarted in it.
+    A window ends with the first snapshot that is late enough; a short rest, and a window in which nothing was
+    drafted or counters restarted, is left out.
     """
-
-    begin_s: float
-    end_s: float
-    acceptance: float
-    hit_rate: float
-    tokens_per_s: float
-    kv_usage: float
-    preemptions: float
-    reset: bool = False
-
-    @property
-    def middle_s(self) -> float:
-        """The moment that stands for it."""
-        return (self.begin_s + self.end_s) / 2
-
-
-def moments(
-    observation: Observation, begin_s: float, speed: float, window_s: float = WINDOW_S
-) -> tuple[Moment, ...]:
-    """Return windows of about *window_s* over the counters of a cell that began at *begin_s*."""
     ends = (observation.before, *observation.series, observation.after)
     snapshots = [snapshot for snapshot in ends if snapshot is not None]
-    if not snapshots:
-        return ()
-    origin = snapshots[0].at - round(begin_s * 1e9 / speed)
-    return tuple(_windows(snapshots, origin, speed, window_s))
-
-
-def _windows(
-    snapshots: Sequence[MetricsSnapshot], origin: int, speed: float, window_s: float
-) -> Iterable[Moment]:
-    """Yield windows that end with the first snapshot that is late enough; a short rest is left out."""
-    first = snapshots[0]
+    first = origin = snapshots[0] if snapshots else None
     for later in snapshots[1:]:
+        if first is None or origin is None:
+            return
         seconds = (later.at - first.at) * speed / 1e9
         if seconds >= window_s * (_FULL if later is snapshots[-1] else _NEARLY):
-            yield _moment(first, later, origin, speed)
+            spec = _speculation(first, later)
+            if spec and spec.draft_tokens > 0:
+                yield (later.at + first.at - 2 * origin.at) * speed / 2e9, spec.acceptance_rate
             first = later
-
-
-def _moment(first: MetricsSnapshot, later: MetricsSnapshot, origin: int, speed: float) -> Moment:
-    begin, end = ((snapshot.at - origin) * speed / 1e9 for snapshot in (first, later))
-    spec = _speculation(first, later)
-    drafted = spec is not None and spec.draft_tokens > 0
-    generated = later.generation_tokens - first.generation_tokens
-    return Moment(
-        begin_s=begin,
-        end_s=end,
-        acceptance=spec.acceptance_rate if spec and drafted else math.nan,
-        hit_rate=_hits(first, later) if later.prefix_queries > first.prefix_queries else math.nan,
-        tokens_per_s=generated / (end - begin) if end > begin and generated >= 0 else math.nan,
-        kv_usage=later.kv_usage if later.kv_usage >= 0 else math.nan,
-        preemptions=max(0.0, later.preemptions - first.preemptions),
-        reset=later.start_s != first.start_s or generated < 0,
-    )

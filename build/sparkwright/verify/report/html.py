@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,7 @@ from sparkwright.base.page import page_environment
 from sparkwright.base.text import clean
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import Observation
-from sparkwright.verify.checks.machine import disturbances
-from sparkwright.verify.report.charts import Chart, capacity_charts, compare_charts, sweep_charts
+from sparkwright.verify.report.charts import COMPARISON_COLUMNS, charts_of, comparison_rows
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.report.overview import (
     consequences,
@@ -24,9 +23,7 @@ from sparkwright.verify.report.overview import (
     level_table,
     levels,
 )
-from sparkwright.verify.report.svg import inline
 from sparkwright.verify.report.text import NOTHING, SYMBOLS, WORDS, duration, figure, number, plural, share
-from sparkwright.verify.report.timelines import machine_charts, soak_charts
 from sparkwright.verify.run import Run, worst
 
 if TYPE_CHECKING:
@@ -35,7 +32,6 @@ if TYPE_CHECKING:
 
 TEMPLATES = Path(__file__).parent / "template"
 
-_FIRST = {"throughput", "ttft", "tpot", "capacity", "compare"}
 _FAILURES_SHOWN = 5
 _LOG_LINES_SHOWN = 20
 
@@ -43,7 +39,6 @@ _LOG_LINES_SHOWN = 20
 def render_html(run: Run) -> str:
     """Return *run* as one HTML page, the same for the same run."""
     found = cells(run)
-    charts, first = _arranged(run)
     followers = consequences(run)
     speeds = levels(found, run.speed)
     return render_page(
@@ -51,8 +46,8 @@ def render_html(run: Run) -> str:
         run=run,
         head=_head(run),
         headline=headline(run),
-        charts=charts,
-        first=first,
+        charts=charts_of(run),
+        comparison=(COMPARISON_COLUMNS, comparison_rows(run)),
         troubled=any(cell.trouble for cell in found),
         speeds=level_table(speeds),
         disturbed=disturbed_levels(speeds),
@@ -82,34 +77,6 @@ def _failing(run: Run, followers: set[int]) -> set[int]:
         for place, one in enumerate(run.findings)
         if one.verdict not in calm and place not in followers
     }
-
-
-def charts_by_check(run: Run) -> list[tuple[str, Chart]]:
-    """Return each chart for which *run* has figures with the name of its check, in the order of the page."""
-    made: dict[str, Callable[[Run], Iterator[Chart]]] = {
-        "capacity": capacity_charts,
-        "sweep": sweep_charts,
-        "soak": soak_charts,
-        "compare": compare_charts,
-        "machine": machine_charts,
-    }
-    return [(check, chart) for check, make in made.items() for chart in make(run)]
-
-
-def _arranged(run: Run) -> tuple[list[Chart], int]:
-    """Return the charts, those that show at once first, and the number of these.
-
-    Speed shows at once, and every chart of a check that did not pass.
-    """
-    failed = {one.check for one in run.findings if one.verdict in {Verdict.FAIL, Verdict.INVALID}}
-    drawn = charts_by_check(run)
-    disturbed = any(disturbances(seen) for seen in run.observations)
-    first = [
-        chart
-        for check, chart in drawn
-        if chart.key in _FIRST or check in failed or (chart.key == "machine" and disturbed)
-    ]
-    return [*first, *(chart for _, chart in drawn if chart not in first)], len(first)
 
 
 def _head(run: Run) -> dict[str, Any]:
@@ -167,22 +134,10 @@ def _environment() -> Environment:
         "number": number,
         "plural": plural,
         "share": share,
-        "drawings": _drawings,
         "troubles": _troubles,
     }
     made.globals |= {"SYMBOLS": SYMBOLS, "WORDS": WORDS}
     return made
-
-
-def _drawings(chart: Chart) -> Any:
-    """Return the chart for each width; the style sheet shows one of them."""
-    from markupsafe import Markup
-
-    drawn = (
-        inline(chart.draw(width), f"{chart.key}-{width}", chart.title, chart.description, f"w{width}")
-        for width in chart.widths
-    )
-    return Markup("\n".join(drawn))  # noqa: S704 - `svg` escapes
 
 
 def _troubles(observation: Observation) -> list[str]:
