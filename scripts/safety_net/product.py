@@ -29,8 +29,9 @@ _MADE = {"merge", "binaries", "wheel", "audit"}
 _JOURNALS = {
     # Times of requests for the list of models: only the protocol of llama-benchy read them.
     re.compile(r',"listing-ms":\[[^]]*\]'): "",
-    # The release that the simulator imitates unless another one is named.
-    re.compile(r'"simulator":true,'): '"simulator":true,"dialect":"0.24",',
+    # The one release that the simulator imitates, in the title and the identity of a run.
+    re.compile(r'"server":"simulated vLLM 0\.24'): '"server":"simulated vLLM 0.33.0',
+    re.compile(r'"simulator":"0\.24 '): '"simulator":"0.33.0 ',
     # A soak is as long as its profile says: that of the recorded decay was shorter.
     re.compile(r',"soak-s":420\.0'): "",
     re.compile(r'"seconds":105\.0'): '"seconds":300.0',

@@ -496,21 +496,7 @@ def test_messages_without_a_floor_are_a_failure() -> None:
         async def play(stream: Stream, deep: bytes = deep) -> None:
             await stream.say(deep, b"[DONE]")
 
-        assert failure(play)[0] in {FailureKind.NOT_JSON, FailureKind.IN_BAND}
-
-
-def test_odd_chunks_count_with_one_warning_for_each_kind(heard: Recorder) -> None:
-    async def odd(stream: Stream) -> None:
-        for i in range(4):
-            await stream.say(token(i, text="t", finish="length" if i == 3 else None) | {"id": None})
-        await stream.say(usage(4) | {"choices": None}, b"[DONE]")
-
-    async def run() -> list[Sample]:
-        async with serving(odd) as served:
-            return [await ask(served.endpoint) for _ in range(3)]
-
-    assert [sample.failure for sample in asyncio.run(run())] == [None] * 3
-    assert [told.partition("too: ")[2] for told in heard.warnings] == ["`choices` is null", "`id` is null"]
+        assert failure(play)[0] in {FailureKind.FORM, FailureKind.NOT_JSON, FailureKind.IN_BAND}
 
 
 def test_the_words_of_an_error_event_are_told() -> None:

@@ -27,7 +27,7 @@ from sparkwright.verify.simulator.log import Log
 from sparkwright.verify.simulator.machine import Clock
 from sparkwright.verify.simulator.main import read_truth, simulator
 from sparkwright.verify.simulator.server import listening
-from sparkwright.verify.simulator.settings import DIALECT, VERSIONS, Settings
+from sparkwright.verify.simulator.settings import VERSION, Settings
 from sparkwright.verify.simulator.stream import TraceFile
 
 SPEED = 60.0
@@ -70,11 +70,10 @@ def spoken(samples: list[Sample]) -> dict[str, str]:
     return {sample.prompt: sample.text for sample in samples}
 
 
-@pytest.mark.parametrize("dialect", ["0.24", "0.33"])
 @pytest.mark.parametrize("chat", [False, True], ids=["completions", "chat"])
-def test_a_healthy_server_counts(tmp_path: Path, dialect: str, *, chat: bool) -> None:
+def test_a_healthy_server_counts(tmp_path: Path, *, chat: bool) -> None:
     load = Load(concurrency=4, requests=10, max_tokens=40, chat=chat, logprobs=3)
-    samples = measure(tmp_path, load=load, dialect=dialect)
+    samples = measure(tmp_path, load=load)
     truths = read_truth(tmp_path / "truth.jsonl")
     assert len(samples) == 10
     for sample in samples:
@@ -165,7 +164,7 @@ def test_servers_that_are_refused(tmp_path: Path, fault: str, message: str) -> N
         async with simulated(tmp_path, *faults) as endpoint, open_session(endpoint) as session:
             return (await check_endpoint(session, endpoint, Deadlines())).version
 
-    assert asyncio.run(run()) == VERSIONS[DIALECT]
+    assert asyncio.run(run()) == VERSION
     with pytest.raises(EndpointError, match=message):
         asyncio.run(run(fault))
 

@@ -62,8 +62,8 @@ async def _silent(_: web.Request) -> web.Response:
 @pytest.mark.parametrize(
     ("route", "message"),
     [
-        (web.post("/other", _read_only), r"there is no POST /tokenize \(status 404\)"),
-        (web.get("/tokenize", _read_only), r"there is no POST /tokenize \(status 405\)"),
+        (web.post("/other", _read_only), r"has no POST /tokenize \(status 404\)"),
+        (web.get("/tokenize", _read_only), r"has no POST /tokenize \(status 405\)"),
         (answering("no chat template", 400), "status 400, because no chat template"),
         (answering("<html>"), "does not answer as vLLM does"),
         (answering('{"tokens": []}'), "does not answer as vLLM does"),

@@ -157,7 +157,7 @@ def test_addresses_answer_as_vllms_do(tmp_path: Path) -> None:
         _, tokens = await server.post("/tokenize", {"prompt": "One two three"})
         assert tokens["count"] == len(tokens["tokens"]) == 3
 
-    on(tmp_path, ask, dialect="0.33", api_key="K")
+    on(tmp_path, ask, api_key="K")
 
 
 def test_the_truth_is_told_of_each_request(tmp_path: Path) -> None:

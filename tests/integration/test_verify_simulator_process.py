@@ -94,7 +94,7 @@ def gone(process: psutil.Process) -> bool:
 
 
 def test_it_says_where_it_listens_and_ends_when_told(start: Any) -> None:
-    server = start("--model=some/model", "--dialect=0.33", "--runner=v2")
+    server = start("--model=some/model")
     assert server.ready["pid"] == server.process.pid
     assert server.ready["model"] == "some/model"
     assert server.ask().rstrip().endswith("data: [DONE]")
@@ -103,7 +103,6 @@ def test_it_says_where_it_listens_and_ends_when_told(start: Any) -> None:
     server.process.terminate()
     assert server.ends() == 0
     assert gone(engine)
-    assert "Using V2 Model Runner" in server.log
     assert "Shutting down" in server.log
     assert "ERROR" not in server.log
 
@@ -143,7 +142,7 @@ def test_the_command_lists_its_faults(capsys: pytest.CaptureFixture[str]) -> Non
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == set(FAULTS)
 
 
-@pytest.mark.parametrize("argument", ["--fault=inrt", "--fault=inert=1", "--step-ms=fast", "--dialect=0.1"])
+@pytest.mark.parametrize("argument", ["--fault=inrt", "--fault=inert=1", "--step-ms=fast", "--kv-dtype=fp9"])
 def test_the_command_refuses_what_it_does_not_know(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([argument]) > 0
     assert capsys.readouterr().err

@@ -76,7 +76,6 @@ def test_requested_backends_are_read() -> None:
     assert (facts.asked_linear, facts.asked_moe) == ("marlin", "emulation")
 
 
-@pytest.mark.parametrize("dialect", ["0.24", "0.33"])
 @pytest.mark.parametrize(
     ("fault", "layers", "lost"),
     [
@@ -86,8 +85,8 @@ def test_requested_backends_are_read() -> None:
         ("", [], False),
     ],
 )
-def test_a_simulated_start_falls_back_or_loses_graphs_only_with_the_fault(fault, layers, lost, dialect):
-    told = settings(*filter(None, [fault]), dialect=dialect)
+def test_a_simulated_start_falls_back_or_loses_graphs_only_with_the_fault(fault, layers, lost):
+    told = settings(*filter(None, [fault]))
     facts = read_boot_log(
         "\n".join(f"(EngineCore pid=1) {line.level} {line.text}" for line in boot_lines(told))
     )

@@ -8,7 +8,6 @@ import pytest
 from msgspec.structs import replace
 from verify_kit import SEEDS, Server, boot_facts, by_name, context, costly, profile, run
 
-from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import HostSample, MetricsSnapshot, Observation
 from sparkwright.verify.checks import ALL
@@ -156,14 +155,6 @@ def test_power_tells_kinds_of_wedges_apart(readings: dict[str, Any], says: str) 
 )
 def test_other_trouble_is_no_wedge(changes: dict[str, Any]) -> None:
     assert find_wedge(frozen(burst()[0], **changes), 1.0) is None
-
-
-def test_without_counters_a_wedge_is_not_judged() -> None:
-    made = burst()
-    found = by_name(ALL["crash"].judge(context(profile(), lacks={METRICS: "there is no /metrics"}), made))[
-        HELD
-    ]
-    assert found.verdict is Verdict.NOT_APPLICABLE
 
 
 # Energy and the simulated card ---------------------------------------------------------------------------

@@ -138,14 +138,13 @@ def test_speculation_is_not_applicable_where_nothing_requires_it() -> None:
     assert found["code: served at every level"].verdict == found[TOKENS].verdict == "pass"
 
 
-@pytest.mark.parametrize("lacks", [{}, {"metrics": "there is no /metrics"}])
-def test_missing_counters_are_excused_only_where_there_never_were_any(lacks: dict[str, str]) -> None:
+def test_missing_counters_are_not_excused() -> None:
     server = Server(seed=1)
     cells = SWEEP.cells(context())
     seen = [replace(server.measure(cell), before=None, after=None) for cell in cells]
-    found = {one.name: one for one in SWEEP.judge(context(lacks=lacks), seen)}
-    assert found["code: served at every level"].verdict == ("pass" if lacks else "invalid")
-    assert found[TOKENS].verdict == ("not-applicable" if lacks else "inconclusive")
+    found = {one.name: one for one in SWEEP.judge(context(), seen)}
+    assert found["code: served at every level"].verdict == "invalid"
+    assert found[TOKENS].verdict == "inconclusive"
 
 
 # Identities ----------------------------------------------------------------------------------------------

@@ -53,12 +53,6 @@ OPTIONS = (
         help="Also compare answers with this run's, which recorded them by --checks reference.",
     ),
     MODEL,
-    click.option(
-        "--require",
-        type=Names(),
-        default=(),
-        help="What the server must have, such as speculation,metrics; refused without.",
-    ),
     LOG,
     click.option(
         "--recipe", default="", help=f"What to serve, by name or file.  [default: {DEFAULT_RECIPE}]"

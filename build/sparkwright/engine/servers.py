@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.client import Endpoint, EndpointFacts, open_session
 from sparkwright.engine.metrics import fetch_snapshot
 from sparkwright.engine.observations import BootFacts
@@ -132,9 +131,8 @@ async def standing(
         log: its log, if that can be read.
     """
     read = await asyncio.to_thread(read_log, log)
-    if METRICS not in endpoint.lacks:
-        async with open_session(endpoint) as session:
-            read = facts_from_metrics(await fetch_snapshot(session, endpoint), read)
+    async with open_session(endpoint) as session:
+        read = facts_from_metrics(await fetch_snapshot(session, endpoint), read)
     yield StandingServer(endpoint, _with_known(read, known), log)
 
 

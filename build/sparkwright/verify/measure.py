@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import SparkwrightError
-from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.cell import WATCHED, Cell
 from sparkwright.engine.client import LagProbe, canary, open_session, run_load
 from sparkwright.engine.metrics import fetch_snapshot, quiesce
@@ -100,9 +99,7 @@ async def _until_reaped(server: MeasuredServer) -> None:
 async def _counters(
     session: aiohttp.ClientSession, server: MeasuredServer, profile: Profile
 ) -> tuple[MetricsSnapshot | None, str]:
-    """Return the counters of the idle server, or `None` and the reason, which is empty if it has none."""
-    if METRICS in server.endpoint.lacks:
-        return None, ""
+    """Return the counters of the idle server, or `None` and the reason."""
     try:
         return await quiesce(session, server.endpoint, profile.deadlines, profile.speed), ""
     except _UNREADABLE as error:
@@ -144,9 +141,8 @@ async def _watching(
     async def look() -> None:
         while True:
             await asyncio.sleep(max(_SERIES_S / speed, _LEAST_S))
-            if METRICS not in server.endpoint.lacks:
-                with contextlib.suppress(*_UNREADABLE):
-                    watch.series.append(await fetch_snapshot(session, server.endpoint))
+            with contextlib.suppress(*_UNREADABLE):
+                watch.series.append(await fetch_snapshot(session, server.endpoint))
             watch.host.append(await sample_host(server.pid, await _card_reading(session, server)))
 
     looking = asyncio.create_task(look())

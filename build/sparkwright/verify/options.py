@@ -10,7 +10,6 @@ import msgspec
 
 from sparkwright.base.config import Model, convert
 from sparkwright.base.errors import ConfigError
-from sparkwright.verify.simulator.settings import DIALECT
 from sparkwright.verify.space import Configuration, load_base, make_space
 
 
@@ -36,7 +35,6 @@ class VerifyOptions(Model, frozen=True):
     url: str = ""
     baseline_url: str = ""
     model: str = ""
-    require: tuple[str, ...] = ()
     log: str = ""
     recipe: str = ""
     use: str = ""
@@ -49,7 +47,6 @@ class VerifyOptions(Model, frozen=True):
     slo: str = ""
     simulator: bool = False
     faults: tuple[str, ...] = ()
-    dialect: str = DIALECT
     speculative_tokens: int = 7
     checks: tuple[str, ...] = ()
     levels: tuple[int, ...] = ()

@@ -15,7 +15,7 @@ import msgspec
 
 from sparkwright.base.config import convert, to_builtins
 from sparkwright.base.errors import ConfigError, unknown_name
-from sparkwright.engine.capabilities import PREFIX_CACHE, SPECULATION, TOOLS, require_known
+from sparkwright.engine.capabilities import PREFIX_CACHE, SPECULATION, TOOLS
 from sparkwright.engine.client import check_address
 from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.servers import Arms
@@ -178,7 +178,6 @@ def _refuse(options: VerifyOptions, profile: Profile) -> None:
     ):
         if unknown := [name for name in names if name not in known]:
             raise unknown_name(what, unknown[0], list(known))
-    require_known(options.require)
     for url in filter(None, (options.url, options.baseline_url)):
         check_address(url)
     for option, value in (("--soak-seconds", options.soak_s), ("--speed", options.speed)):

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
-from sparkwright.engine.capabilities import (
-    BASELINE,
-    GPU,
-    LOG,
-    PREFIX_CACHE,
-    SPECULATION,
-    TOKENIZE,
-)
-from sparkwright.engine.client import Endpoint, EndpointFacts
-from sparkwright.engine.client.features import try_features
-from sparkwright.engine.client.tokens import lacks_tokenizer
+import msgspec
+
+from sparkwright.engine.capabilities import BASELINE, GPU, LOG, PREFIX_CACHE, SPECULATION, TOOLS
+from sparkwright.engine.cell import Load, Prompt, Tool
+from sparkwright.engine.client import Endpoint, EndpointFacts, Exchange
+from sparkwright.engine.client.endpoint import ABSENT
 from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.metrics.snapshot import parse_snapshot
-from sparkwright.engine.observations import BootFacts
+from sparkwright.engine.observations import BootFacts, FailureKind, Sample
 from sparkwright.recipes import load_recipe
 from sparkwright.verify.options import VerifyOptions
 
@@ -27,28 +21,52 @@ if TYPE_CHECKING:
     import aiohttp
 
 
-async def find_lacking(
-    session: aiohttp.ClientSession,
-    endpoint: Endpoint,
-    known: EndpointFacts,
-    deadlines: Deadlines,
-    asked: Iterable[str] = (),
+_ATTEMPTS = 3
+_TOKENS = 64
+_REFUSED = ABSENT | {400, 422}
+_SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+_LOAD = Load(chat=True, natural_stop=True, tools=(Tool(name="get_time", description="", parameters=_SCHEMA),))
+_CALL = Prompt(name="trial", category="trial", text="Call get_time for the city “Oslo”.")
+
+
+async def lacking_tools(
+    session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: Deadlines
 ) -> dict[str, str]:
-    """Return reasons by the capability that the server at *endpoint* lacks.
+    """Return the reason for which the server at *endpoint* calls no tools; empty if it may.
 
-    What vLLM always has is required.
-
-    Args:
-        session: from `client.open_session`.
-        endpoint: the server.
-        known: facts that it reported.
-        deadlines: deadlines of a request.
-        asked: capabilities of `client.features` to try.
+    Only a server that refuses every one of several requests lacks them, or one whose prompts are as long
+    without tools as with them: its chat template leaves them out. Else one that answers is taken at its word,
+    so that a broken parser is found by the check.
     """
-    lacks = dict(known.lacks)
-    if why := await lacks_tokenizer(session, endpoint, deadlines):
-        lacks[TOKENIZE] = f"documents are sized by an estimate: {why}"
-    return lacks | await try_features(session, endpoint, deadlines, asked)
+
+    async def send(load: Load) -> Sample:
+        return await Exchange(
+            endpoint, _CALL, load, max_tokens=_TOKENS, deadlines=deadlines, speed=1.0, refusable=True
+        ).run(session)
+
+    why = ""
+    for _ in range(_ATTEMPTS):
+        sample = await send(_LOAD)
+        failure = sample.failure
+        if failure is None and not sample.tool_calls:
+            without = (await send(msgspec.structs.replace(_LOAD, tools=()))).prompt_tokens
+            if not sample.prompt_tokens == without > 0:
+                return {}
+            why = f"the chat template leaves tools out: a prompt has {without} tokens with and without them"
+        elif (
+            failure is not None
+            and failure.kind in {FailureKind.STATUS, FailureKind.IN_BAND}
+            and failure.status in _REFUSED
+        ):
+            why = f"requests for tools are refused: {failure.detail}"
+        else:
+            return {}
+    return {TOOLS: why}
 
 
 def lacking_facts(options: VerifyOptions, known: EndpointFacts, log: BootFacts) -> dict[str, str]:
@@ -67,14 +85,11 @@ def lacking_facts(options: VerifyOptions, known: EndpointFacts, log: BootFacts) 
         lacks[LOG] = "the server's log was not given (--log)"
     elif max(log.total_gib, log.weights_gib, log.kv_gib) < 0 and log.graph_gib is None:
         lacks[GPU] = "the log names no memory of a GPU"
-    page = f"{options.url}/metrics"
-    counters = parse_snapshot(known.metrics, perf_counter_ns(), page) if known.metrics else None
+    counters = parse_snapshot(known.metrics, perf_counter_ns(), f"{options.url}/metrics")
     expected = log.speculative_tokens > 0 or (recipe is not None and bool(recipe.speculative))
-    if counters is None and not expected:
-        lacks[SPECULATION] = "without vLLM's counters, speculation cannot be seen"
-    elif counters is not None and counters.drafts < 0 and not expected:
+    if counters.drafts < 0 and not expected:
         lacks[SPECULATION] = "this server does not speculate: it exposes no vllm:spec_decode_* series"
     cached = recipe is not None and recipe.flags.get("enable-prefix-caching") is True
-    if counters is not None and counters.cache.get("enable_prefix_caching") == "False" and not cached:
+    if counters.cache.get("enable_prefix_caching") == "False" and not cached:
         lacks[PREFIX_CACHE] = "this server has no prefix cache (enable_prefix_caching is False)"
     return lacks

@@ -18,8 +18,7 @@ from sparkwright import __version__
 from sparkwright.base.card import card_capability
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
-from sparkwright.base.errors import ServerError
-from sparkwright.engine.capabilities import METRICS, TOOLS, refuse_lacking
+from sparkwright.base.errors import EndpointError, ServerError
 from sparkwright.engine.client import Endpoint, EndpointFacts, check_endpoint, open_session
 from sparkwright.engine.environment import Environment
 from sparkwright.engine.installed import read_installed
@@ -30,7 +29,7 @@ from sparkwright.verify.checks.settings import arm_of
 from sparkwright.verify.journal import Manifest
 from sparkwright.verify.options import recipe_and_use
 from sparkwright.verify.plan import TOOL_PARSER, Plan
-from sparkwright.verify.probe_capabilities import find_lacking, lacking_facts
+from sparkwright.verify.probe_capabilities import lacking_facts, lacking_tools
 from sparkwright.verify.reference import load_reference, require_same_model
 from sparkwright.verify.simulated import simulated
 
@@ -74,7 +73,6 @@ async def prepare(
         plan = replace(plan, arms=arms)
     else:
         plan, server, identity = _by_recipe(plan, folder, offline=offline, refusal=refusal)
-    refuse_lacking(plan.context.lacks, options.require, server)
     if options.reference:
         identity["reference"] = load_reference(Path(options.reference)).digest
     # Of the card that the server is started on; one at an address may be on another machine.
@@ -116,32 +114,26 @@ async def _at_address(plan: Plan, keys: tuple[str, str]) -> tuple[Plan, str, dic
         async with open_session(endpoint) as session:
             known = await check_endpoint(session, endpoint, deadlines)
             endpoint = replace(endpoint, model=known.model)
-            tried = _tried(plan) if arm == "main" else frozenset()
-            lacking = await find_lacking(session, endpoint, known, deadlines, tried)
+            if not known.metrics:
+                raise EndpointError(
+                    f"{url} lacks what is required: metrics",
+                    because="there is no /metrics, or it has no counters of vLLM",
+                    next_step="serve without --disable-log-stats, and let /metrics through any proxy",
+                )
+            if arm == "main":
+                lacks = lacking_facts(options, known, read_log(log))
+                # A tool parser that the recipe configures is not tried, so that a server without it fails.
+                configured = plan.recipe is not None and TOOL_PARSER in plan.recipe.flags
+                if "traffic" in plan.profile.checks and not configured:
+                    lacks |= await lacking_tools(session, endpoint, deadlines)
             if arm == "main" and options.reference:
                 require_same_model(load_reference(Path(options.reference)), known.model, url)
-        if arm == "main":
-            lacks = {**lacking, **lacking_facts(options, known, read_log(log))}
-        else:
-            needed = {METRICS} - lacks.keys()
-            refuse_lacking(lacking, needed, f"{url}, which the other server is compared with,")
-        endpoint = replace(endpoint, lacks=frozenset(lacking))
         starters[arm] = partial(_stand, endpoint, known, log if arm == "main" else None)
         identity |= {f"{arm}-vllm": known.version, f"{arm}-model": known.model}
     if lacks:
         identity["main-lacks"] = ", ".join(sorted(lacks))
     what = f"vLLM {identity['main-vllm']}".rstrip()
     return replace(plan.lacking(lacks), arms=Arms(starters)), f"{what} at {options.url}", identity
-
-
-def _tried(plan: Plan) -> frozenset[str]:
-    """Return the capabilities to try: those of checks that run, and required ones.
-
-    A tool parser that the recipe configures is not tried, so that a server without it fails.
-    """
-    tries = {name for check in plan.checks for name in check.tries}
-    configured = {TOOLS} if plan.recipe is not None and TOOL_PARSER in plan.recipe.flags else set()
-    return frozenset({*tries, *plan.options.require} - configured)
 
 
 def _stand(

@@ -20,7 +20,7 @@ from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.profile import Profile
 from sparkwright.verify.simulator.faults import parse_faults
 from sparkwright.verify.simulator.machine import CARD_PAGE
-from sparkwright.verify.simulator.settings import Settings, simulator_arguments
+from sparkwright.verify.simulator.settings import VERSION, Settings, simulator_arguments
 
 
 def start_simulator(
@@ -52,13 +52,13 @@ def simulated(options: VerifyOptions, profile: Profile, folder: Path) -> tuple[A
         if options.vary:  # configurations do not share the luck of their starts
             seed = int(digest_of([arm, boot, options.seed])[:8], 16)
         arguments = [*(simulator_arguments(recipe) if recipe else ("--k", str(k))), "--reasoning"]
-        arguments += ["--dialect", options.dialect, "--seed", str(seed)]
+        arguments += ["--seed", str(seed)]
         planted = [one.fault for one in faults if arm != "baseline" and one.fits(recipe)]
         place = folder / "servers" / f"{arm}-{boot}"
         return start_simulator(arguments, planted, place, profile, card=CARD_PAGE)
 
     identity = {
-        "simulator": f"{options.dialect} k={options.speculative_tokens} ",
+        "simulator": f"{VERSION} k={options.speculative_tokens} ",
         "faults": " ".join(options.faults),
         "seed": str(options.seed),
     }
@@ -66,7 +66,7 @@ def simulated(options: VerifyOptions, profile: Profile, folder: Path) -> tuple[A
     broken = f" with {', '.join(options.faults)}" if options.faults else ""
     arms = {arm: partial(start, arm) for arm in recipes or ("main", "baseline")}
     of = f"configurations of {recipes['main'].title}, " if options.vary else ""
-    return Arms(arms), f"{of}simulated vLLM {options.dialect}{broken}", identity
+    return Arms(arms), f"{of}simulated vLLM {VERSION}{broken}", identity
 
 
 def _recipes(options: VerifyOptions) -> dict[str, Recipe]:

@@ -17,7 +17,6 @@ import msgspec
 
 from sparkwright.base.errors import EndpointError, IncompatibleOptionsError, ServerError, SparkwrightError
 from sparkwright.base.events import Task, emit, task, warn
-from sparkwright.engine.capabilities import TOKENIZE
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.client import canary, count_tokens, open_session
 from sparkwright.engine.findings import Finding, Verdict
@@ -250,10 +249,8 @@ class _PlanRun:
                 server.facts, words_per_token=known.words_per_token, uncounted=known.uncounted
             )
         profile = self.sizes
-        if (
-            (arm, boot) != ("main", 0)
-            or (_WITH_DOCUMENTS.isdisjoint(profile.checks) and not self.plan.context.dataset.input_tokens)
-            or TOKENIZE in self.plan.context.lacks
+        if (arm, boot) != ("main", 0) or (
+            _WITH_DOCUMENTS.isdisjoint(profile.checks) and not self.plan.context.dataset.input_tokens
         ):
             return server.facts
         counts = []

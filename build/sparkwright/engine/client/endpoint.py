@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,7 +13,6 @@ import msgspec
 from sparkwright.base.config import decode_json
 from sparkwright.base.errors import EndpointError
 from sparkwright.base.events import warn
-from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.client.body import read_body
 from sparkwright.engine.deadlines import Deadlines
 
@@ -27,8 +25,6 @@ OLDEST = (0, 20)
 
 ABSENT = frozenset({404, 405, 501})
 """Statuses of a page that a server does not have."""
-ATTEMPTS = 3
-"""Requests that must all find nothing before a server is said to lack it."""
 
 _IDLE_S = 2.0  # vLLM ends a connection after 5 idle seconds; one that is about to go must not be used
 _READ_SIZE = 1 << 20
@@ -46,14 +42,12 @@ class Endpoint:
         url: its root, such as ``http://host:8000``; a slash or ``/v1`` at the end is taken off.
         model: name of the model to request; empty for the only one that it serves.
         api_key: bearer token that it requires, if any.
-        lacks: names of the capabilities that it lacks; requests are sent accordingly.
         card: path of its page with the readings of a simulated card; empty for a real server.
     """
 
     url: str
     model: str
     api_key: str = field(default="", repr=False)
-    lacks: frozenset[str] = frozenset()
     card: str = ""
 
     def __post_init__(self) -> None:
@@ -70,14 +64,12 @@ class EndpointFacts:
         model: the model that will be requested.
         max_model_len: tokens of its longest request, prompt and output; -1 if not reported.
         metrics: the page of vLLM's counters; empty if there is none.
-        lacks: reasons by the capability that it lacks.
     """
 
     version: str
     model: str
     max_model_len: int
     metrics: str = ""
-    lacks: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Model(msgspec.Struct):
@@ -138,20 +130,15 @@ async def check_endpoint(
 ) -> EndpointFacts:
     """Check that the server at *endpoint* can be verified, and return its facts.
 
-    A page is absent if each of several requests for it gets 404, 405 or 501; any other failure is a defect.
-
     Raises:
         EndpointError: it is no vLLM or one that is too old, it refuses the key, or does not serve the model.
     """
     check_address(endpoint.url)
-    served = _read_json(await _listing(session, endpoint, deadlines), _Models).data
-    lacks: dict[str, str] = {}
+    served = _read_json(await _get(session, endpoint, "/v1/models", deadlines), _Models).data
     version = await _version(session, endpoint, deadlines)
     model = _choose(endpoint, served)
-    metrics = await _page(session, endpoint, "/metrics", deadlines)
-    if metrics is None:
-        lacks[METRICS] = "there is no /metrics"
-    elif metrics.status != _OK:
+    metrics = await _get(session, endpoint, "/metrics", deadlines)
+    if metrics.status != _OK and metrics.status not in ABSENT:
         raise EndpointError(
             f"{endpoint.url}/metrics cannot be read",
             because=f"it answers with status {metrics.status}",
@@ -159,26 +146,14 @@ async def check_endpoint(
             if metrics.status == _LOADING
             else "let /metrics through any proxy, or see the server's log",
         )
-    elif "\nvllm:" not in f"\n{metrics.text}":
-        lacks[METRICS] = f"/metrics has no counters of vLLM (--disable-log-stats?): {metrics.excerpt}"
-    if not version and METRICS in lacks:
+    counted = metrics.status == _OK and "\nvllm:" in f"\n{metrics.text}"
+    if not (version or counted):
         raise EndpointError(
             f"{endpoint.url} is no vLLM",
             because="it has neither vLLM's /version nor its counters: another server, or a proxy before it",
             next_step="give the address of vLLM's own port",
         )
-    page = metrics.text if metrics is not None and METRICS not in lacks else ""
-    return EndpointFacts(version, model.id, model.max_model_len or -1, page, lacks)
-
-
-async def _listing(session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: Deadlines) -> _Answer:
-    """Return the list of models, or the last of several answers that hold none."""
-    answer = await _get(session, endpoint, "/v1/models", deadlines)
-    for _ in range(ATTEMPTS - 1):
-        if answer.status == _OK:
-            break
-        answer = await _get(session, endpoint, "/v1/models", deadlines)
-    return answer
+    return EndpointFacts(version, model.id, model.max_model_len or -1, metrics.text if counted else "")
 
 
 def check_address(url: str) -> None:
@@ -331,21 +306,10 @@ def _choose(endpoint: Endpoint, served: list[_Model]) -> _Model:
     )  # fmt: skip
 
 
-async def _page(
-    session: aiohttp.ClientSession, endpoint: Endpoint, path: str, deadlines: Deadlines
-) -> _Answer | None:
-    """Return the answer to the first of several requests for *path* that finds it; `None` if none does."""
-    for _ in range(ATTEMPTS):
-        answer = await _get(session, endpoint, path, deadlines)
-        if answer.status not in ABSENT:
-            return answer
-    return None
-
-
 async def _version(session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: Deadlines) -> str:
     """Return vLLM's version; empty if the server has none."""
-    answer = await _page(session, endpoint, "/version", deadlines)
-    if answer is None:
+    answer = await _get(session, endpoint, "/version", deadlines)
+    if answer.status in ABSENT:
         return ""
     version = _read_json(answer, _Version).version
     found = _RELEASE.match(version)

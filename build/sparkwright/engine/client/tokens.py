@@ -10,7 +10,7 @@ import msgspec
 from sparkwright.base.config import decode_json
 from sparkwright.base.errors import EndpointError
 from sparkwright.engine.client.body import read_body
-from sparkwright.engine.client.endpoint import ABSENT, ATTEMPTS, Endpoint, open_session
+from sparkwright.engine.client.endpoint import ABSENT, Endpoint, open_session
 from sparkwright.engine.client.request import is_closed, patience
 from sparkwright.engine.deadlines import Deadlines
 
@@ -27,33 +27,6 @@ class _Counted(msgspec.Struct):
 
     count: int
     tokens: list[int] = []
-
-
-async def lacks_tokenizer(session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: Deadlines) -> str:
-    """Return the reason for which the server has no ``POST /tokenize`` as vLLM has it; empty if it has one.
-
-    Each of several requests must find none; any other failure is a defect of vLLM's.
-
-    Args:
-        session: the HTTP session.
-        endpoint: the server.
-        deadlines: ``canary_s`` applies.
-    """
-    why = ""
-    for _ in range(ATTEMPTS):
-        try:
-            await count_tokens(session, endpoint, "one two three", deadlines, 1.0)
-        except _NoTokenizerError as error:
-            why = str(error)
-        except EndpointError:
-            return ""
-        else:
-            return ""
-    return " ".join(why.split())
-
-
-class _NoTokenizerError(EndpointError):
-    """The server has no ``POST /tokenize`` that counts a chat's tokens."""
 
 
 async def count_tokens(
@@ -110,7 +83,7 @@ async def _tokenize(
     except (aiohttp.ClientError, OSError) as error:
         raise EndpointError(f"{url} did not answer", because=str(error) or type(error).__name__) from error
     if status in ABSENT:
-        raise _NoTokenizerError(f"there is no POST /tokenize (status {status})")
+        raise EndpointError(f"{endpoint.url} has no POST /tokenize (status {status})")
     if status != _OK:
         because = data[:_EXCERPT].decode(errors="replace")
         raise EndpointError(f"{url} answers with status {status}", because=because)

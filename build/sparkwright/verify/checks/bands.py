@@ -15,7 +15,6 @@ from typing import Literal
 from msgspec import field
 
 from sparkwright.base.config import Model, parse_toml
-from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation
@@ -205,6 +204,5 @@ def _ceiling(
             passed=f"at most {max(measured.values(), default=0.0):.0%} of the bound",
             measured=dict(measured),
             lenient=True,
-            needs=(METRICS,),
         )
     ]

@@ -40,14 +40,12 @@ class Check:
             check does not expect, never passes.
         profiles: position in each profile that runs it, by the profile's name; checks of a profile run in the
             order of their positions.
-        tries: capabilities that a server at an address is asked for only where this check runs.
     """
 
     name: str
     planning: Callable[[Context, Mapping[str, Observation]], Iterable[Cell]]
     judging: Callable[[Context, CheckedCells], Sequence[Finding]]
     profiles: Mapping[str, int] = field(default_factory=dict)
-    tries: tuple[str, ...] = ()
 
     def cells(self, context: Context, observations: Iterable[Observation] = ()) -> tuple[Cell, ...]:
         """Return the cells to measure, as far as *observations* of the first of them determine them."""

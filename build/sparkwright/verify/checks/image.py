@@ -31,8 +31,6 @@ _ASKED = "Which colour is this picture? Answer with one of: " + ", ".join(COLOUR
 
 def cells(context: Context, _: Mapping[str, Observation]) -> Iterator[Cell]:
     """Yield a cell with a picture of each colour, and one of the same questions alone."""
-    if IMAGES in context.lacks:
-        return
     draw = random.Random(f"pictures {context.profile.seed}")  # noqa: S311 - pictures, not secrets
     prompts = [
         Prompt(f"colour/{n}", "extraction", _ASKED, expect=one, images=(draw_colour(one),))
@@ -60,7 +58,7 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
     return [_sent(seen), _seen(context, seen)]
 
 
-CHECK = Check("image", cells, judge, profiles={"full": 28}, tries=(IMAGES,))
+CHECK = Check("image", cells, judge, profiles={"full": 28})
 
 
 # Findings -----------------------------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from statistics import median
 
 import msgspec
 
-from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import HostSample, MetricsSnapshot, Observation
 from sparkwright.verify.checks.common import conclude
@@ -324,5 +323,4 @@ def progress_finding(seen: CheckedCells, speed: float) -> Finding:
         against=[(Verdict.FAIL, str(found[0]) + more)] if found else [],
         passed="tokens came for as long as requests ran",
         lenient=True,
-        needs=(METRICS,),
     )

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sparkwright.base.digests import digest_of
-from sparkwright.engine.capabilities import METRICS, PREFIX_CACHE, SPECULATION
+from sparkwright.engine.capabilities import PREFIX_CACHE, SPECULATION
 from sparkwright.engine.cell import Cell, Prompt
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation
@@ -143,7 +143,7 @@ def _differences(context: Context, seen: CheckedCells) -> Finding:
         f" answers differ, none by more than {measured.get('largest gap nat', 0)} nat",
         measured=measured,
         warnings=seen.notes,
-        needs=(METRICS, PREFIX_CACHE),
+        needs=(PREFIX_CACHE,),
     )
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.compare import ARMS, NAME, judge_pair
@@ -68,8 +67,7 @@ def compare_runs(before: Sequence[Run], after: Sequence[Run]) -> Run:
         for boot, run in enumerate(runs)
         if ("main", 0) in run.facts
     }
-    lacks = {METRICS: "a finished run is compared by its answers"}
-    context = Context(Profile(name="", speed=speeds.pop()), load_corpus(), facts, lacks=lacks)
+    context = Context(Profile(name="", speed=speeds.pop()), load_corpus(), facts)
     look = Look(min(len(before), len(after)))
     findings = [
         *judge_pair(context, swept, [o.cell for o in swept], look, lenient=True),

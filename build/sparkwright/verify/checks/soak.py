@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sparkwright.engine.capabilities import METRICS, PREFIX_CACHE, SPECULATION
+from sparkwright.engine.capabilities import PREFIX_CACHE, SPECULATION
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.metrics import SeriesAbsentError, counter_delta
 from sparkwright.engine.observations import Observation
@@ -65,8 +65,7 @@ CHECK = Check("soak", cells, judge, profiles={"full": 70, "smoke": 50, "demo": 3
 def _served(seen: CheckedCells, context: Context) -> Finding:
     """Return a finding on service by one process throughout, with the trends of memory."""
     made, speed = seen.made, context.profile.speed
-    unmetered = METRICS in context.lacks  # so that no start of a process is reported
-    longest = sum(o.seconds for o in made) * speed if unmetered else longest_life(made, speed)
+    longest = longest_life(made, speed)
     figures, growing = memory_trends(made, speed)
     counted = [(o.before, o.after) for o in seen.sound if o.before is not None and o.after is not None]
     preempted = sum(max(after.preemptions, 0) - max(before.preemptions, 0) for before, after in counted)
@@ -128,7 +127,7 @@ def _exercised(traffic: CheckedCells) -> Finding:
         passed=shown,
         measured=measured,
         lenient=True,
-        needs=(METRICS, PREFIX_CACHE),
+        needs=(PREFIX_CACHE,),
     )
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
-from sparkwright.engine.capabilities import METRICS, SPECULATION
+from sparkwright.engine.capabilities import SPECULATION
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.metrics import identities
@@ -230,7 +230,6 @@ def _tokens(seen: CheckedCells, method: str) -> Finding:
         passed=f"all identities hold within {largest:.2%}",
         measured={"largest deviation": round(largest, 5)},
         lenient=True,
-        needs=(METRICS,),
     )
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.metrics import CountersResetError, SpeculationAbsentError, speculation
@@ -142,7 +141,7 @@ def triage(
             found.append(Trouble(Verdict.INCONCLUSIVE, f"{describe(cell)} was not measured{why}", cell.key))
             continue
         gone = describe(cell) if observation.died is not None or observation.canary else ""
-        of_this = troubles(observation, metered=METRICS not in context.lacks)
+        of_this = troubles(observation)
         found.extend(of_this)
         notes += [  # error lines that show no broken engine
             f"{describe(cell)}: the log has {_short(line)}"
@@ -176,7 +175,7 @@ def troubles(observation: Observation, *, metered: bool = True) -> tuple[Trouble
 
     Args:
         observation: of one cell.
-        metered: the server has counters, so that missing ones are a reason.
+        metered: missing counters are a reason.
     """
     found = [*_engine(observation), *_failures(observation)]
     if observation.canary and observation.died is None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import msgspec
 
-from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.metrics import Speculation, hit_rate, speculation
 from sparkwright.engine.observations import MetricsSnapshot, Observation
 from sparkwright.verify.checks.figures import Figures, figures
@@ -49,10 +48,10 @@ class CellFigures(Figures):
 def cells(run: Run, check: str = "") -> tuple[CellFigures, ...]:
     """Return the figures of every cell, or of every cell of one *check*, in order."""
     chosen = (seen for seen in run.observations if check in {"", seen.cell.check})
-    return tuple(_cell(observation, run.speed, metered=METRICS not in run.lacks) for observation in chosen)
+    return tuple(_cell(observation, run.speed) for observation in chosen)
 
 
-def _cell(observation: Observation, speed: float, *, metered: bool) -> CellFigures:
+def _cell(observation: Observation, speed: float) -> CellFigures:
     categories = {sample.category for sample in observation.counted}
     spec = _speculation(observation.before, observation.after)
     # counters that restarted are of no use; the client's times still are
@@ -66,7 +65,7 @@ def _cell(observation: Observation, speed: float, *, metered: bool) -> CellFigur
         category=observation.cell.tags.get("category") or (categories.pop() if len(categories) == 1 else ""),
         speculation=spec,
         hit_rate=_hits(observation.before, observation.after),
-        trouble=tuple(trouble.cause for trouble in troubles(observation, metered=metered)),
+        trouble=tuple(trouble.cause for trouble in troubles(observation)),
         energy_j=energy_per_token_j(observation, speed),
     )
 

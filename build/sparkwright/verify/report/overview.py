@@ -8,7 +8,6 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from sparkwright.base.text import clean
-from sparkwright.engine.capabilities import METRICS
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify.checks.acceptance import DECAYS, INERT_CAUSE
 from sparkwright.verify.checks.machine import disturbances
@@ -132,8 +131,7 @@ def consequences(run: Run) -> set[int]:
         return set()
     broken = [place for place, one in enumerate(run.findings) if one.cause.startswith((INERT_CAUSE, DECAYS))]
     undrafted = {run.findings[place].check for place in broken}
-    metered = METRICS not in run.lacks
-    sound = {seen.cell.key for seen in run.observations if not troubles(seen, metered=metered)}
+    sound = {seen.cell.key for seen in run.observations if not troubles(seen)}
     return {
         *broken[1:],
         *(

@@ -1,4 +1,4 @@
-"""The server's log, stamped with simulated time, and ``/metrics``, as vLLM 0.24 and 0.33 write them.
+"""The server's log, stamped with simulated time, and ``/metrics``, as vLLM 0.33 writes them.
 
 Of vLLM's series there are those that clients read, and those that are easily taken for them.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from sparkwright.verify.simulator.engine import Engine
-from sparkwright.verify.simulator.settings import BLOCK, Settings, plan_memory
+from sparkwright.verify.simulator.settings import BLOCK, VERSION, Settings, plan_memory
 
 if TYPE_CHECKING:
     from sparkwright.verify.simulator.machine import Clock
@@ -59,7 +59,7 @@ def captured_sizes(settings: Settings) -> tuple[tuple[int, ...], tuple[int, ...]
 def boot_lines(settings: Settings) -> Iterator[LogLine]:
     """Return the lines of a successful start, in order, up to the HTTP server's own."""
     values = _values(settings)
-    holds = {settings.runner, settings.dialect, *settings.faults.active}
+    holds = {*settings.faults.active}
     holds |= {word for word, true in (("k", settings.k), ("estimated", values["graphs_gib"] > 0)) if true}
     text = Path(__file__).with_name("boot.txt").read_text(encoding="utf-8")
     for line in (line for line in text.splitlines() if not line.startswith("#")):
@@ -90,7 +90,7 @@ def _values(settings: Settings) -> dict[str, Any]:
     return {
         **vars(settings),
         **vars(memory),
-        "version": settings.version,
+        "version": VERSION,
         "arguments": arguments,
         "speculative": speculative,
         "sizes": (sizes := list(capture_sizes(settings))),

@@ -1,4 +1,4 @@
-"""Requests of the OpenAI API, as the two vLLM releases read them, and requests of the engine made of them.
+"""Requests of the OpenAI API, as vLLM reads them, and requests of the engine made of them.
 
 Chats are answered by repeated sentences, calls of tools, and structured output.
 """
@@ -251,15 +251,13 @@ def _budget(body: Mapping[str, Any], settings: Settings) -> int | None:
     """Return the most tokens of reasoning; `None` for no limit.
 
     Raises:
-        ApiError: a limit is requested, and the server has no reasoning parser or a runner without limits.
+        ApiError: a limit is requested, and the server has no reasoning parser.
     """
     budget = body.get("thinking_token_budget")
     if budget is None:
         return None
     if not settings.reasoning:
         raise ApiError(400, "BadRequestError", "thinking_token_budget needs --reasoning-parser")
-    if settings.dialect == "0.24" and settings.runner == "v2":
-        raise ApiError(400, "BadRequestError", "the V2 model runner has no thinking_token_budget")
     return None if "budget-ignored" in settings.faults else int(budget)
 
 

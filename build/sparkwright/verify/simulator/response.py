@@ -1,4 +1,4 @@
-"""Responses of the OpenAI API, as the two vLLM releases write them; `params` reads requests."""
+"""Responses of the OpenAI API, as vLLM writes them; `params` reads requests."""
 
 from __future__ import annotations
 

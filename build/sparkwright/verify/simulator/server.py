@@ -20,7 +20,7 @@ from sparkwright.verify.simulator.log import Log, render_metrics
 from sparkwright.verify.simulator.machine import CARD_PAGE, Clock, Driver
 from sparkwright.verify.simulator.model import encode
 from sparkwright.verify.simulator.params import ApiError, parse_params, template
-from sparkwright.verify.simulator.settings import Settings
+from sparkwright.verify.simulator.settings import VERSION, Settings
 from sparkwright.verify.simulator.stream import Generation, TraceFile
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -175,7 +175,7 @@ class SimulatedServer:
 
     async def _version(self, _http: web.Request) -> web.Response:
         old = "old-version" in self._settings.faults
-        return web.json_response({"version": _OLD if old else self._settings.version})
+        return web.json_response({"version": _OLD if old else VERSION})
 
     async def _models(self, _http: web.Request) -> web.Response:
         model = {

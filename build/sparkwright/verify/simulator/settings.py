@@ -12,9 +12,7 @@ if TYPE_CHECKING:
     from sparkwright.recipes import Recipe
 
 BLOCK = 16  # tokens in a block of the KV cache
-Dialect = Literal["0.24", "0.33"]
-DIALECT: Final[Dialect] = "0.33"  # of the default series
-VERSIONS: dict[Dialect, str] = {"0.24": "0.24.0", "0.33": "0.33.0"}
+VERSION: Final = "0.33.0"  # of vLLM, which is imitated: that of the default series
 # Acceptance of other methods of drafting over that of DFlash; those that are not listed accept as much.
 ACCEPTANCE: Final[dict[str, float]] = {"mtp": 0.95, "eagle3": 0.9, "eagle": 0.85, "ngram": 0.45}
 
@@ -57,7 +55,6 @@ class Settings:
     ready: Annotated[Path | None, "Written as JSON once it listens.", "--ready-file"] = None
     log: Annotated[Path | None, "File for its log; else standard error."] = None
     truth: Annotated[Path | None, "File for a JSON line about each request."] = None
-    dialect: Annotated[Dialect, "The vLLM release to imitate."] = DIALECT
     speed: Annotated[float, "Simulated seconds in a real one."] = 1.0
     seed: Annotated[int, "Seed of every random draw."] = 0
     model: Annotated[str, "Served model name."] = "simulated/Qwen3.6-27B-NVFP4"
@@ -69,7 +66,6 @@ class Settings:
     max_model_len: Annotated[int, "Tokens of the longest request; 0 for the most that fits."] = 40_960
     kv_tokens: Annotated[int, "KV cache size in tokens; 0 for the rest of the memory."] = 0
     kv_dtype: Annotated[Literal["bfloat16", "fp8", "nvfp4"], "KV cache type."] = "fp8"
-    runner: Annotated[Literal["v1", "v2"], "Model runner."] = "v1"
     prefix_caching: Annotated[bool, "Reuse cached blocks."] = True
     reasoning: Annotated[bool, "Begin chat output with reasoning."] = False
     images: Annotated[bool, "Let chats hold pictures."] = True
@@ -82,11 +78,6 @@ class Settings:
     weights_gib: float = 17.94
     costs: StepCosts = field(default_factory=StepCosts)
     faults: Faults = field(default_factory=Faults)
-
-    @property
-    def version(self) -> str:
-        """Return the vLLM version that the server reports."""
-        return VERSIONS[self.dialect]
 
     @property
     def acceptance(self) -> float:
