@@ -138,9 +138,10 @@ $(VENV)/.compiled: $(VENV)/.ready-test
 	@touch $@
 
 # Tests start servers, machines and compilers, three at a time on two cores, beside whatever else a machine runs. What fails
-# there is run once more, alone, and has failed if it fails again. Both runs are in the output.
+# there is run once more, alone, and has failed if it fails again. Both runs are in the output. A test that hangs ends with
+# its stacks.
 test-all: $(VENV)/.compiled
-	$(BIN)/pytest $(PARALLEL) $(ARGS) || { test $$? -eq 1 && $(BIN)/pytest --last-failed --last-failed-no-failures none --exitfirst; }
+	$(BIN)/pytest $(PARALLEL) --timeout 1200 $(ARGS) || { test $$? -eq 1 && $(BIN)/pytest --last-failed --last-failed-no-failures none --exitfirst; }
 
 test-prefixes: $(VENV)/.ready-test ## Prove every carry again, alone and on each prefix of the patchset, with native kernels compiled again
 	$(BIN)/pytest $(PARALLEL) -m walk tests/integration/test_spark_patchset.py $(ARGS)
