@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 from aiohttp import web
-from kit import Recorder
 from vllm_like import MODEL, Stream, answering, data, delta, healthy, lasting, serving, token, until, usage
 
 from sparkwright.engine.arrival import ArrivalSocket
@@ -286,6 +285,23 @@ def test_a_stall_is_not_hidden_by_comments() -> None:
     assert "after 2 chunks" in detail
 
 
+def test_messages_without_a_floor_are_a_failure() -> None:
+    for deep in (b"[" * 5000 + b"]" * 5000, b'{"error": ' + b"[" * 900 + b"]" * 900 + b"}"):
+
+        async def play(stream: Stream, deep: bytes = deep) -> None:
+            await stream.say(deep, b"[DONE]")
+
+        assert failure(play)[0] in {FailureKind.FORM, FailureKind.NOT_JSON, FailureKind.IN_BAND}
+
+
+def test_the_words_of_an_error_event_are_told() -> None:
+    async def play(stream: Stream) -> None:
+        await stream.tokens(1)
+        await stream.response.write(b'event: error\ndata: {"detail": "worker lost"}\n\ndata: [DONE]\n\n')
+
+    assert failure(play) == (FailureKind.IN_BAND, "worker lost")
+
+
 # Streams without an end ---------------------------------------------------------------------------------
 
 
@@ -433,75 +449,3 @@ def test_times_are_those_of_the_arrival_at_the_socket(monkeypatch: pytest.Monkey
     done = time.perf_counter_ns()
     assert got.failure is None
     assert got.first < got.last == got.ended < done - 0.45e9
-
-
-# Connections that were kept open ------------------------------------------------------------------------
-
-
-def closing(
-    first: int = 2, *, half: bool = False, after_s: float = 0.0
-) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
-    """Return a handler that closes a connection in place of an answer from its *first* request on."""
-    seen: dict[int, int] = {}
-    alive = []
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        asked = await request.json()
-        transport = request.transport
-        assert transport is not None
-        alive.append(transport)  # so that no other has its id
-        seen[id(transport)] = seen.get(id(transport), 0) + 1
-        if seen[id(transport)] >= first:
-            await asyncio.sleep(after_s)
-            if half:
-                transport.write(b"HTTP/1.1 200 OK\r\nContent-")
-                await asyncio.sleep(0.05)
-            transport.close()
-            return web.Response()
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(request)
-        await healthy(Stream(request, response, asked))
-        await response.write_eof()
-        return response
-
-    return handle
-
-
-def many(handler: Callable[[web.Request], Awaitable[web.StreamResponse]], count: int = 3) -> list[Sample]:
-    async def run() -> list[Sample]:
-        async with serving(generate=handler) as served, open_session(served.endpoint) as session:
-            return [await exchange(served.endpoint, salt=str(n)).run(session) for n in range(count)]
-
-    return asyncio.run(run())
-
-
-def test_a_request_that_a_kept_connection_lost_is_sent_once_more(heard: Recorder) -> None:
-    samples = many(closing())
-    assert [sample.failure for sample in samples] == [None] * 3
-    assert all(sample.started <= sample.headers <= sample.first for sample in samples)
-    (told,) = heard.warnings
-    assert "sent once more" in told
-
-
-def test_a_new_connection_that_breaks_is_the_servers_failure(heard: Recorder) -> None:
-    for samples in (many(closing(1)), many(closing(2, half=True)), many(closing(2, after_s=1.2))):
-        failures = [sample.failure.kind for sample in samples if sample.failure is not None]
-        assert FailureKind.RESET in failures
-    assert heard.warnings == []
-
-
-def test_messages_without_a_floor_are_a_failure() -> None:
-    for deep in (b"[" * 5000 + b"]" * 5000, b'{"error": ' + b"[" * 900 + b"]" * 900 + b"}"):
-
-        async def play(stream: Stream, deep: bytes = deep) -> None:
-            await stream.say(deep, b"[DONE]")
-
-        assert failure(play)[0] in {FailureKind.FORM, FailureKind.NOT_JSON, FailureKind.IN_BAND}
-
-
-def test_the_words_of_an_error_event_are_told() -> None:
-    async def play(stream: Stream) -> None:
-        await stream.tokens(1)
-        await stream.response.write(b'event: error\ndata: {"detail": "worker lost"}\n\ndata: [DONE]\n\n')
-
-    assert failure(play) == (FailureKind.IN_BAND, "worker lost")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 import threading
 import time
@@ -20,18 +19,11 @@ from sparkwright.base.config import decode_json
 from sparkwright.base.errors import ClusterError, CompileError, ConfigError, StorageError, ToolError
 from sparkwright.base.ssh import SshHost, parse_host
 from sparkwright.cli import worker as worker_command
-from sparkwright.cli.main import main
 from sparkwright.distributed import Done, Task, TaskLostError, bring_files, parse_cluster, share_json
 from sparkwright.distributed.cluster import Machine, ThisMachine, Work
 from sparkwright.distributed.tasks import Failed, Offer, StoredFile, WorkerMessage, WorkerSettings, own_code
 from sparkwright.distributed.worker import TaskRunner, serve
-from sparkwright.git import FileEntry, Repository, import_files, open_repository, unpack_tree
-from sparkwright.native.model import Cost, Unit
-from sparkwright.pipeline.packs import packed
-from sparkwright.pipeline.remote_units import _batches
 from sparkwright.store import Store
-from sparkwright.verify.options import VerifyOptions
-from sparkwright.verify.remote import run_task
 
 # Addresses ----------------------------------------------------------------------------------------------
 
@@ -416,76 +408,3 @@ def test_whatever_ends_the_input_of_a_worker_ends_its_tasks(
 def test_a_worker_of_another_program_does_nothing(store: Store) -> None:
     with pytest.raises(ToolError, match="cannot work"):
         spoken(store, code="f" * 64)
-
-
-def test_units_are_sent_in_batches_of_similar_memory() -> None:
-    units = [
-        Unit(target="_C", source=f"source/{n}", output=str(n), language="CXX", argv=()) for n in range(9)
-    ]
-    expected = {one.name: Cost(seconds=40.0, mib=1000 * (number % 3)) for number, one in enumerate(units)}
-    batches = list(_batches(units, expected))
-    assert sorted(one.output for batch in batches for one in batch) == [str(n) for n in range(9)]
-    assert [len(batch) for batch in batches] == [3, 3, 3]
-    assert [{expected[one.name].mib for one in batch} for batch in batches] == [{2000}, {1000}, {0}]
-
-
-def test_verify_needs_a_gb10_unless_it_is_smaller(store: Store) -> None:
-    def needs(**options: Any) -> tuple[str, ...]:
-        return run_task(store, VerifyOptions(**options), "run").needs
-
-    assert needs(wheel="vllm.whl", recipe="qwen") == ("gpu", "gb10")
-    assert needs(wheel="vllm.whl", recipe="smoke", profile="smoke") == ("gpu",)
-    assert needs(simulator=True) == ()
-
-
-def test_a_pack_holds_its_tree(store: Store, repository: Repository, tmp_path: Path) -> None:
-    big = {f"file {number}": FileEntry("100644", bytes([number]) * 5000) for number in range(30)}
-    tree = import_files(repository, big.items())
-    pack = packed(store, repository, tree)
-    assert pack == packed(store, repository, tree)
-    assert pack.path == f"packs/{tree}"
-    other = open_repository(tmp_path / "other")
-    unpack_tree(other, store.file_path(pack.sha256), tree)
-    assert other.files(tree).keys() == big.keys()
-    other.close()
-
-
-_TREE = "3" * 40
-_RUN = b'{"options":{},"run":"one"}'
-
-
-@pytest.mark.parametrize(
-    ("kind", "request_json", "pack", "why"),
-    [
-        ("units", None, "", "No such file"),
-        ("units", b"{", "", "truncated"),
-        ("run", b'{"run":"\xff"}', "", "utf-8"),
-        ("run", _RUN, "--help", "40 lower-case hex digits"),
-        ("run", _RUN, _TREE, "early EOF"),
-        ("run", _RUN, f"{_TREE}/folder", "Is a directory"),
-    ],
-)
-def test_an_odd_folder_of_a_task_is_one_clear_error(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    kind: str,
-    request_json: bytes | None,
-    pack: str,
-    why: str,
-) -> None:
-    folder = tmp_path / "task"
-    folder.mkdir()
-    monkeypatch.chdir(folder)
-    monkeypatch.setenv("SPARKWRIGHT_HOME", str(tmp_path / "home"))
-    if request_json is not None:
-        (folder / "request.json").write_bytes(request_json)
-    if pack:
-        (folder / "packs" / pack).parent.mkdir(parents=True)
-        (folder / "packs" / pack).write_bytes(b"junk")
-    main(["task", kind])
-    out, err = capsys.readouterr()
-    error = json.loads(out)["error"]
-    assert why in error["because"]
-    assert error["kind"] in {"ConfigError", "ClusterError", "RefError"}
-    assert "Traceback" not in err
