@@ -59,8 +59,8 @@ def captured_sizes(settings: Settings) -> tuple[tuple[int, ...], tuple[int, ...]
 def boot_lines(settings: Settings) -> Iterator[LogLine]:
     """Return the lines of a successful start, in order, up to the HTTP server's own."""
     values = _values(settings)
-    holds = {*settings.faults.active}
-    holds |= {word for word, true in (("k", settings.k), ("estimated", values["graphs_gib"] > 0)) if true}
+    states = {"k": settings.k, "estimated": values["graphs_gib"] > 0}
+    holds = {*settings.faults.active, *(word for word, true in states.items() if true)}
     text = Path(__file__).with_name("boot.txt").read_text(encoding="utf-8")
     for line in (line for line in text.splitlines() if not line.startswith("#")):
         when, where, level, words = (part.strip() for part in line.split("|", 3))
