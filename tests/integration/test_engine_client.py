@@ -291,7 +291,7 @@ def test_messages_without_a_floor_are_a_failure() -> None:
         async def play(stream: Stream, deep: bytes = deep) -> None:
             await stream.say(deep, b"[DONE]")
 
-        assert failure(play)[0] in {FailureKind.FORM, FailureKind.NOT_JSON, FailureKind.IN_BAND}
+        assert failure(play)[0] in {FailureKind.NOT_JSON, FailureKind.IN_BAND}
 
 
 def test_the_words_of_an_error_event_are_told() -> None:

@@ -342,9 +342,9 @@ CASES = (
     Case("flood", "sweep", PASS, profile=REAL_TIME),
     Case("slow=10", "bands", PASS, "", SLOW, BANDED, warns=r"code c=1: verify step ms is 1\d\d\d"),
     Case("slow=0.2", "bands", INVALID, "artefact: code c=1", FAST, BANDED),
-    Case("no-metrics", "endpoint", FAIL, "what is required: metrics"),
+    Case("no-metrics", "endpoint", FAIL, "has no counters of vLLM"),
     Case("metrics-vanish", "sweep", INVALID, "counters could not be read after code c=1", TINY),
-    Case("flaky-tokenize", "context", INCONCLUSIVE, "has POST /tokenize, and it failed"),
+    Case("flaky-tokenize", "context", INCONCLUSIVE, "could not be sized by POST /tokenize"),
     Case("old-version", "endpoint", FAIL, "before 0.20"),
     Case("not-json", "endpoint", FAIL, "HTML|JSON"),
     # What the model computes

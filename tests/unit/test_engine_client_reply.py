@@ -235,6 +235,46 @@ def last(**changes: Any) -> dict[str, Any]:
 
 
 TWO = (token(1, text="a"), token(2, text="b", finish="length"))
+FLOATS = {"prompt_tokens": 5.0, "completion_tokens": 2.0, "prompt_tokens_details": {"cached_tokens": 4.0}}
+
+
+@pytest.mark.parametrize(
+    ("messages", "odd"),
+    [
+        ((*TWO, last(id=None), DONE), {"`id` is null"}),
+        ((*TWO, last(id=7, object=None), DONE), {"`id` is a number", "`object` is null"}),
+        ((*TWO, last(choices=None), DONE), {"`choices` is null"}),
+        ((*TWO, last(choices={}), DONE), {"`choices` is an object"}),
+        ((TWO[0], b"null", TWO[1], last(), DONE), {"a message is null"}),
+        ((*TWO, last(), b" [DONE] "), {"[DONE] has blanks around it"}),
+        (
+            (*TWO, last(usage=FLOATS), DONE),
+            {
+                "`prompt_tokens` is a float",
+                "`completion_tokens` is a float",
+                "`cached_tokens` is a float",
+            },
+        ),
+        (
+            (
+                delta(1, content=[{"type": "text", "text": "a"}], logprobs={"content": []}),
+                delta(2, content=["b"], finish="length"),
+                last(),
+                DONE,
+            ),
+            {"`content` is a list"},
+        ),
+        (
+            (token(1, text="a", index=0.0) | {"id": None}, TWO[1], last(), DONE),
+            {"`index` is a float", "`id` is null"},
+        ),
+        ((*TWO, last(), DONE), set()),
+    ],
+)
+def test_fields_that_no_verdict_needs_may_be_odd(messages: tuple[Any, ...], odd: set[str]) -> None:
+    reply = read(*messages)
+    assert problem(reply, 2) is None
+    assert (reply.text, reply.output_tokens, reply.odd) == ("ab", 2, odd)
 
 
 @pytest.mark.parametrize(
@@ -259,6 +299,11 @@ def test_what_was_not_understood_is_quoted_where_a_stream_ends_badly() -> None:
     failure = read(TWO[0], {"detail": "worker lost"}, DONE).problem(max_tokens=2, natural_stop=False)
     assert (failure.kind, "worker lost" in failure.detail) == (FailureKind.NO_FINISH, True)
     assert problem(read(*TWO, {"keep": "alive"}, last(), DONE), 2) is None
+
+
+def test_names_that_a_server_invents_are_in_no_warning() -> None:
+    reply = read(TWO[0] | {"id": None, "x\x1b[31m": {"content": []}}, {"x1": {"content": ["a"]}, "id": None})
+    assert reply.odd == {"`id` is null", "`content` is a list"}
 
 
 # Tool calls ----------------------------------------------------------------------------------------------

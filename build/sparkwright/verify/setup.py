@@ -116,8 +116,8 @@ async def _at_address(plan: Plan, keys: tuple[str, str]) -> tuple[Plan, str, dic
             endpoint = replace(endpoint, model=known.model)
             if not known.metrics:
                 raise EndpointError(
-                    f"{url} lacks what is required: metrics",
-                    because="there is no /metrics, or it has no counters of vLLM",
+                    f"{url} has no counters of vLLM at /metrics",
+                    because="the page is absent, or another program's",
                     next_step="serve without --disable-log-stats, and let /metrics through any proxy",
                 )
             if arm == "main":

@@ -7,12 +7,14 @@ else, has none: it must not stop the clock of the first token.
 
 from __future__ import annotations
 
+import contextlib
 from itertools import zip_longest
 from typing import Any, Literal
 
 import msgspec
 
-from sparkwright.base.config import json_decoder
+from sparkwright.base.config import convert, json_decoder
+from sparkwright.engine.client.odd import straightened
 from sparkwright.engine.observations import Chunk, FailureKind, RequestFailure, TokenLogprobs, ToolCall
 
 _EXCERPT = 200
@@ -106,6 +108,7 @@ class Reply:
         logprobs: log-probabilities received, by token.
         cached_tokens: from usage, or -1.
         responded: time at which the first event with a choice came, also one without output; 0 before.
+        odd: fields of another form than OpenAI's that were read all the same.
         unread: the last message that says nothing of what is known here; empty if there was none.
     """
 
@@ -119,6 +122,7 @@ class Reply:
         self.prompt_tokens = 0
         self.cached_tokens = -1
         self.responded = 0
+        self.odd: set[str] = set()
         self.unread = ""
         self._usage: int | None = None
         self._running_usage = False  # whether usage comes with each chunk
@@ -170,16 +174,14 @@ class Reply:
         Raises:
             ReplyError: it is no chunk, or reports an error.
         """
-        self.done = self.done or data.strip() == b"[DONE]"
+        if data.strip() == b"[DONE]" and not self.done:
+            self.done = True
+            self.odd |= {"[DONE] has blanks around it"} if data != b"[DONE]" else set()
         if self.done:
             return
         if name == b"error":
             raise _in_band(_read_error(data))
-        try:
-            message = _DECODER.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            kind = FailureKind.FORM if isinstance(error, msgspec.ValidationError) else FailureKind.NOT_JSON
-            raise ReplyError(kind, f"{error}: {_excerpt(data)}") from None
+        message = self._decoded(data)
         if message.error is not None or message.object == "error":
             raise _in_band(message.error if message.error is not None else message.message)
         if not message.choices and message.usage is None:
@@ -190,6 +192,25 @@ class Reply:
         grown = self._take_usage(message.usage, with_choice=bool(message.choices))
         for choice in message.choices:
             self._take_choice(choice, grown, at)
+
+    def _decoded(self, data: bytes) -> _Message:
+        """Return the message in *data*; what is of another form, and plain, is read and noted.
+
+        Raises:
+            ReplyError: it is no JSON, or no chunk.
+        """
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+            return _DECODER.decode(data)
+        try:
+            message, odd = straightened(data)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ReplyError(FailureKind.NOT_JSON, f"{error}: {_excerpt(data)}") from None
+        try:
+            read = convert(message, _Message)
+        except msgspec.ValidationError as error:
+            raise ReplyError(FailureKind.FORM, f"{error}: {_excerpt(data)}") from None
+        self.odd |= odd
+        return read
 
     def _take_usage(self, usage: _Usage | None, *, with_choice: bool) -> int:
         """Store *usage*; returns the tokens by which it has grown, if it comes with each chunk."""

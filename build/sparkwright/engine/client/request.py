@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import KW_ONLY, dataclass
-from functools import lru_cache
 from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from sparkwright.base.events import warn
 from sparkwright.engine.arrival import ArrivalSocket, arrivals_of
 from sparkwright.engine.cell import Load, Prompt
 from sparkwright.engine.client.endpoint import Endpoint, open_session
+from sparkwright.engine.client.odd import warn_once
 from sparkwright.engine.client.payload import body_of
 from sparkwright.engine.client.reply import Reply, ReplyError
 from sparkwright.engine.client.sse import EventParser
@@ -99,7 +98,7 @@ class Exchange:
             sample = await self._run(session)
             if not self._lost:
                 return sample
-            _warn_once(
+            warn_once(
                 f"{self.endpoint.url}: connections that were kept open break before a response, perhaps by "
                 "a proxy on the way; such requests are sent once more, on a new connection"
             )
@@ -151,6 +150,8 @@ class Exchange:
             raise
         finally:
             self._ended = self._ended or perf_counter_ns()
+            for told in sorted(self._reply.odd):
+                warn_once(f"{self.endpoint.url}: chunks of another form than OpenAI's are read, too: {told}")
         return self.sample()
 
     def sample(self) -> Sample:
@@ -270,12 +271,6 @@ class Exchange:
             whole = self.deadlines.whole_s(self.max_tokens)
             return FailureKind.OVERDUE, f"no end within {whole:g} s, and {chunks} chunks until then"
         return FailureKind.STALL, f"nothing for {self.deadlines.stall_s:g} s after {chunks} chunks"
-
-
-@lru_cache(maxsize=256)
-def _warn_once(message: str) -> None:
-    """Warn the user, once for each *message*: thousands of requests may show the same."""
-    warn(message)
 
 
 def is_closed(error: Exception) -> bool:

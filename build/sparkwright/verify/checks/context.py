@@ -92,7 +92,7 @@ def _cell(context: Context, name: str, tokens: int, cache: str, prompts: tuple[P
 def _served(seen: CheckedCells, context: Context) -> Finding:
     against = [reason for tokens in context.profile.contexts for reason in _missized(seen, tokens)]
     if failed := context.main.uncounted:
-        against.append((Verdict.INCONCLUSIVE, f"the server has POST /tokenize, and it failed: {failed}"))
+        against.append((Verdict.INCONCLUSIVE, f"documents could not be sized by POST /tokenize: {failed}"))
     lengths = [o.samples[0].prompt_tokens for o in seen.sound]
     return conclude(
         seen,

@@ -1,11 +1,11 @@
-"""Connections that were kept open, and break before a response."""
+"""Gateways before a server: connections that they close, and chunks that they rewrite."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 from kit import Recorder
-from vllm_like import Stream, healthy, serving
+from vllm_like import Served, Stream, healthy, serving, token, usage
 
 from sparkwright.engine.cell import Load, Prompt
 from sparkwright.engine.client import Exchange, open_session
@@ -44,21 +44,26 @@ def closing(
     return handle
 
 
-def many(handler: Callable[[web.Request], Awaitable[web.StreamResponse]], count: int = 3) -> list[Sample]:
+async def requests(served: Served, count: int = 3) -> list[Sample]:
+    async with open_session(served.endpoint) as session:
+        return [
+            await Exchange(
+                served.endpoint,
+                PROMPT,
+                Load(),
+                max_tokens=4,
+                deadlines=Deadlines(),
+                speed=1.0,
+                salt=str(number),
+            ).run(session)
+            for number in range(count)
+        ]
+
+
+def many(handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> list[Sample]:
     async def run() -> list[Sample]:
-        async with serving(generate=handler) as served, open_session(served.endpoint) as session:
-            return [
-                await Exchange(
-                    served.endpoint,
-                    PROMPT,
-                    Load(),
-                    max_tokens=4,
-                    deadlines=Deadlines(),
-                    speed=1.0,
-                    salt=str(number),
-                ).run(session)
-                for number in range(count)
-            ]
+        async with serving(generate=handler) as served:
+            return await requests(served)
 
     return asyncio.run(run())
 
@@ -76,3 +81,17 @@ def test_a_new_connection_that_breaks_is_the_servers_failure(heard: Recorder) ->
         failures = [sample.failure.kind for sample in samples if sample.failure is not None]
         assert FailureKind.RESET in failures
     assert heard.warnings == []
+
+
+def test_odd_chunks_count_with_one_warning_for_each_kind(heard: Recorder) -> None:
+    async def odd(stream: Stream) -> None:
+        for i in range(4):
+            await stream.say(token(i, text="t", finish="length" if i == 3 else None) | {"id": None})
+        await stream.say(usage(4) | {"choices": None}, b"[DONE]")
+
+    async def run() -> list[Sample]:
+        async with serving(odd) as served:
+            return await requests(served)
+
+    assert [sample.failure for sample in asyncio.run(run())] == [None] * 3
+    assert [told.partition("too: ")[2] for told in heard.warnings] == ["`choices` is null", "`id` is null"]
