@@ -1,11 +1,9 @@
 """The comparison of load generators: requests are paired with their records, and errors are those planted."""
 
-import json
-from pathlib import Path
 
 import pytest
-from peers import PeerErrors, Results, errors_of, pair, table
-from peers_clients import PEERS, PeerJob, PeerTime
+from peers import PeerErrors, errors_of, pair
+from peers_clients import PeerTime
 
 from sparkwright.verify.simulator.stream import RequestTrace
 
@@ -71,60 +69,3 @@ def test_warm_ups_are_no_part_of_a_batch() -> None:
     probes = [truth("chatcmpl-p", 1, 0, tokens=1, received_ms=9000)]
     pairs, _ = pair([PeerTime(ttft_ms=107, tpot_ms=10)], [*TRUTHS, *probes], 1)
     assert pairs[0][1].ttft_ms == pytest.approx(107)
-
-
-def test_what_is_measured_is_not_measured_again(tmp_path: Path) -> None:
-    path = tmp_path / "peers.json"
-    results = Results(path, again=False)
-    assert results.lacks("aiperf", 2)
-    results.skip("guidellm", "no environment")
-    results.add(found(measured()))
-    kept = Results(path, again=False)
-    assert not kept.lacks("aiperf", 2)
-    assert kept.lacks("aiperf", 8)
-    assert kept.skipped == {"guidellm": "no environment"}
-    again = Results(path, again=True)
-    assert again.lacks("aiperf", 2)
-    again.add(found(measured(shift_ms=1)))
-    assert not again.lacks("aiperf", 2)
-    assert [one["ttft_p50_ms"] for one in json.loads(path.read_text())["errors"]] == [1.0]
-
-
-def test_the_table_marks_those_paired_by_rank() -> None:
-    own = found(measured())
-    other = found([PeerTime(ttft_ms=100 + n, tpot_ms=10) for n in range(2, 8)])
-    shown = table([own, other])
-    assert shown.splitlines()[2].startswith("| 2 | aiperf 1 | 0 | 0 | 0 | 0 | 1.0 | 0.1 |")
-    assert "aiperf 1 ¹" in shown
-    assert "paired by rank" in shown
-    assert "¹" not in table([own])
-
-
-@pytest.mark.parametrize("name", list(PEERS))
-def test_commands_name_the_server_and_the_load(name: str, tmp_path: Path) -> None:
-    job = PeerJob("http://127.0.0.1:1", "m/x", 8, 104, 64, tmp_path / "tokenizer", tmp_path)
-    told = " ".join(PEERS[name].command(job))
-    assert "http://127.0.0.1:1" in told
-    assert "64" in told
-    assert "8" in told
-
-
-def test_times_are_read_from_each_programs_file(tmp_path: Path) -> None:
-    job = PeerJob("u", "m", 1, 2, 3, tmp_path, tmp_path)
-    result = {"ttfts": [0.1, 0.2], "itls": [[0.01, 0.03], [0.02, 0.02]], "output_lens": [3, 3]}
-    (tmp_path / "result.json").write_text(json.dumps(result))
-    read = PEERS["vllm bench serve"].read(job)
-    assert [(one.request, one.ttft_ms, round(one.tpot_ms, 6)) for one in read] == [
-        ("peer1-0", 100, 20), ("peer1-1", 200, 20),
-    ]  # fmt: skip
-    run = {"e2e_ttft": {"values": [90, 95]}, "tg_req_throughput": {"values": [100, 50]}}
-    (tmp_path / "result.json").write_text(json.dumps({"benchmarks": [run]}))
-    times = PEERS["llama-benchy"].read(job)
-    assert [(one.batch, one.ttft_ms, one.tpot_ms) for one in times] == [(0, 90, 10), (1, 95, 20)]
-    record = {
-        "metadata": {"x_request_id": "a", "benchmark_phase": "profiling"},
-        "metrics": {"time_to_first_token": {"value": 5}, "inter_token_latency": {"value": 6}},
-    }
-    warm = {**record, "metadata": {"x_request_id": "w", "benchmark_phase": "warmup"}}
-    (tmp_path / "profile_export.jsonl").write_text("\n".join(map(json.dumps, (warm, record))))
-    assert PEERS["aiperf"].read(job) == [PeerTime(request="a", ttft_ms=5, tpot_ms=6)]

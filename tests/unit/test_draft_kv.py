@@ -1,6 +1,5 @@
 """How `tests/gpu/draft_kv.py` judges what a case found. The engine itself needs a GPU."""
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,19 +40,6 @@ def test_a_healthy_case_passes(case: str) -> None:
 @pytest.mark.parametrize("kind", ["never_written", "wrong"])
 def test_one_bad_position_of_the_drafter_fails(case: str, kind: str) -> None:
     assert failed(line(case, draft=GOOD | {kind: 1})) == [f"{case}: drafter's blocks are right"]
-
-
-@pytest.mark.parametrize(("run", "second"), [("v1-eager", "0"), ("v2-graphs", "1")])
-def test_an_engine_compiles_no_sampler_and_runs_where_it_was_told_to(run, second, tmp_path, monkeypatch):
-    monkeypatch.setenv("VLLM_USE_FLASHINFER_SAMPLER", "1")
-    asked: list[dict[str, str]] = []
-    monkeypatch.setattr(draft_kv, "run_engine", lambda _module, _spec, _log, env, _seconds: asked.append(env))
-    args = argparse.Namespace(out=tmp_path, only=[], plant=5, gpu_memory_utilization=0.5, seconds=1)
-    draft_kv.execute(run, args, tmp_path)
-    (found,) = asked
-    assert found["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
-    assert found["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"  # patches of the worker are made in one process
-    assert found["VLLM_USE_V2_MODEL_RUNNER"] == second
 
 
 def test_a_planted_fault_must_be_found() -> None:
@@ -101,11 +87,3 @@ def test_nothing_compared_is_no_pass() -> None:
 def test_a_fault_of_the_engine_is_told() -> None:
     (check,) = draft_kv.case_checks(line("shared", fault="TimeoutError('not done')"), [])
     assert (check.ok, check.detail) == (False, "TimeoutError('not done')")
-
-
-def test_the_table_has_a_row_for_each_case_and_for_a_fault() -> None:
-    text = draft_kv.table([line("shared") | {"kind": "case", "requests": 18}])
-    text_of_fault = draft_kv.table([{"kind": "case", "run": "v1-eager", "case": "alone", "fault": "boom"}])
-    rows = [*text.splitlines(), text_of_fault.splitlines()[-1]]
-    assert {row.count("|") for row in rows} == {13}
-    assert "boom" in rows[-1]

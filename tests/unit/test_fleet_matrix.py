@@ -9,7 +9,6 @@ from fleet.matrix import Cell, Fleet
 from fleet.shapes import DRAFTERS, SHAPES
 
 V24, V33 = "0.24.0+spark.5.00512fd5", "0.33.0+spark.2.0ede9e4c"
-CELL = Cell("dense", "dflash", "fp8", eager=False)
 
 
 def test_every_kind_of_the_fleet_is_among_the_cells() -> None:
@@ -38,23 +37,3 @@ def test_one_of_each_refusal_is_a_cell() -> None:
         f"{shape}-ngram-bf16-v2-eager" for shape in ("gemma4", "gptoss", "moe", "dense")
     }
     assert Fleet(V24).expectation(Cell("mla", cache="nvfp4")).pattern
-
-
-def test_references_come_first_and_a_short_session_meets_some_of_everything() -> None:
-    for version in (V24, V33):
-        every = Fleet(version).cells()
-        order = Fleet(version).ordered(every, set())
-        assert sorted(cell.name for cell in order) == sorted(cell.name for cell in every)
-        assert order[0].shape == "hybrid"  # its kernels take longest to compile
-        for place, cell in enumerate(order):
-            assert Fleet(version).reference(cell) in order[: place + 1]
-            assert Fleet(version).plain(cell) in order[: place + 1]
-        early = order[:80]
-        for name in ("shape", "drafter", "cache", "eager"):
-            assert {getattr(cell, name) for cell in early} == {getattr(cell, name) for cell in every}
-
-
-def test_what_is_done_is_not_planned_again() -> None:
-    done = {Fleet(V24).plain(CELL), Fleet(V24).reference(CELL)}
-    assert Fleet(V24).ordered([CELL], done) == [CELL]
-    assert Fleet(V24).ordered([CELL], {*done, CELL}) == []

@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 import lossless_pair
 from pair import scoring
-from pair.scoring import CASES, MAX_MODEL_LEN, LosslessCase, Score
+from pair.scoring import LosslessCase, Score
 
 PLAIN = LosslessCase("v2", eager=True, kv="auto", drafter="plain")
 PLANTED = LosslessCase("v2", eager=True, kv="auto", drafter="planted")
@@ -77,19 +77,3 @@ def test_scores_are_summed_and_keep_what_is_no_number() -> None:
     found = scoring.scored([[0.0, 0.2], [0.1]], [True, False])
     assert found == Score(tokens=3, below=2, worst=0.2, same=1, requests=2)
     assert math.isnan(scoring.scored([[0.0, math.nan]], [True]).worst)
-
-
-def test_requests_reach_the_longest_sequence_and_none_is_longer() -> None:
-    for level in (1, 8, 64):
-        asked = scoring.prompts(level)
-        assert len(asked) == level
-        assert asked == scoring.prompts(level)
-        ends = [len(ids) + output for ids, output in asked]
-        assert ends.count(MAX_MODEL_LEN) == -(-level // 4)
-        assert max(ends) == MAX_MODEL_LEN
-
-
-def test_a_selection_brings_its_judges() -> None:
-    chosen = lossless_pair.selected(["v2-eager-fp8-plain"])
-    assert [case.name for case in chosen] == ["v2-eager-fp8-none", "v2-eager-fp8-plain"]
-    assert len({case.name for case in CASES}) == len(CASES)

@@ -7,16 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from safety_net import __main__ as net
-from safety_net import items, product
+from safety_net import items
 from safety_net.differences import _NAMES, Accepted, Difference, differences
-from safety_net.product import plain
 
 SCRIPTS = net.ROOT / "scripts"
 
@@ -71,11 +69,6 @@ def test_what_is_planted_into_a_record_is_named_and_nothing_else(name: str) -> N
 )  # fmt: skip
 def test_each_value_that_differs_has_a_name(before: Any, after: Any, names: list[str]) -> None:
     assert [one.name for one in differences("x", before, after)] == names
-
-
-def test_only_the_lines_of_a_text_that_differ_are_shown() -> None:
-    shown = str(Difference("x/unit", "[Unit]\nA=1\nB=2\n", "[Unit]\nA=1\nB=3\n"))
-    assert shown.splitlines() == ["x/unit", "    -B=2", "    +B=3"]
 
 
 def test_what_is_listed_is_accepted_and_an_entry_for_nothing_is_an_error(tmp_path: Path) -> None:
@@ -144,33 +137,11 @@ def test_a_code_that_is_planted_in_the_product_is_found(monkeypatch, tmp_path):
     assert "codes/FetchError" in found
 
 
-@pytest.mark.parametrize(("alone", "verdict"), [(["fail", "pass"], "pass"), (["fail", "fail"], "fail")])
-def test_a_fault_that_is_missed_three_times_is_missed(alone, verdict, monkeypatch, tmp_path):
-    def outcome(verdict: str) -> SimpleNamespace:
-        return SimpleNamespace(verdict=verdict, verdicts={"boot": verdict}, warnings=())
-
-    cases = [SimpleNamespace(name=name, check="boot", verdict="pass", warns="") for name in "ab"]
-    matrix = SimpleNamespace(
-        CASES=cases, seeds=lambda _: (), run_case=lambda *_: outcome(alone.pop(0)),
-        run_cases=lambda *_: {"a": outcome("pass"), "b": outcome("fail")},
-    )  # fmt: skip
-    monkeypatch.setattr(product, "_of_tests", lambda _: matrix)
-    found = product.fault_table([], tmp_path)
-    assert [one["verdict"] for one in found.values()] == ["pass", verdict]
-    assert alone == []
-
-
 def test_an_item_of_its_own_process_agrees_with_its_record(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPTS / "safety_net"), "compare", "--only", "bisection"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("== bisection: 0 differences, "), done.stdout
-
-
-def test_places_of_this_machine_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SAFETY_NET_STORE", "/the/store")
-    told = [f"{tmp_path}/x", {"/the/store/y": 1}, f"{sys.executable} -m z", "http://127.0.0.1:51234/v1"]
-    assert plain(told, tmp_path) == ["SCRATCH/x", {"STORE/y": 1}, "PYTHON -m z", "http://127.0.0.1:PORT/v1"]
 
 
 def test_tests_of_attacks_are_noted_with_the_class_that_refuses(tmp_path: Path) -> None:

@@ -14,8 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 import serve_pair
-from pair import install, models, sessions
-from world import ended, wait_until
+from pair import install, sessions
 
 CARRIES = ["dflash-query-buffers", "tie-weights"]
 VERSION = "0.24.0+spark.0123abcd"
@@ -79,11 +78,6 @@ def failed(checks: list[install.Check]) -> list[str]:
     return [check.name for check in checks if not check.ok]
 
 
-def test_the_digest_is_spelled_as_in_record(tmp_path: Path) -> None:
-    (tmp_path / "empty").write_bytes(b"")
-    assert install.digest(tmp_path / "empty") == "sha256=47DEQpj8HBSa-_TImW-5JCeuQeRkm5NMpJWZG3hSuFU"
-
-
 def test_a_healthy_installation_passes(tmp_path: Path) -> None:
     patched = lay_out(tmp_path / "patched")
     assert failed(install.inspect(patched, VERSION, CARRIES, [])) == []
@@ -111,13 +105,6 @@ def test_faults_of_an_installation_are_found(tmp_path: Path) -> None:
     assert failed(install.inspect(patched, VERSION, CARRIES, [])) == ["files are the wheel's"]
 
 
-def test_a_carry_that_was_not_applied_fails(tmp_path: Path) -> None:
-    patched = lay_out(tmp_path)
-    file = patched.info / "sparkwright" / "carries.json"
-    file.write_text(file.read_text().replace("applied", "refused", 1))
-    assert "carries" in failed(install.inspect(patched, VERSION, CARRIES, []))
-
-
 def inspect_native(installed: install.Installed, **given: list[str]) -> list[str]:
     asked = {"carries": [*CARRIES, "native-sm121a"], "native": NATIVE, "left_out": ["flash-attn-sm121a"]}
     asked |= given
@@ -129,14 +116,6 @@ def test_a_wheel_with_binaries_of_ours_passes_with_carries_that_ship_no_file(tmp
     assert inspect_native(installed) == []
     assert sorted(install.carried_files(installed)) == [f"vllm/{name}.py" for name in CARRIES]
     assert sorted(install.native_binaries(installed)) == [f"vllm/{name}.abi3.so" for name in NATIVE]
-
-
-def test_a_dependencys_paths_are_not_taken_for_the_wheels(tmp_path: Path) -> None:
-    applied = SOURCE_CARRY | {"outcome": "applied", "paths": ["vllm/__init__.py"]}
-    installed = lay_out(tmp_path, native=NATIVE, others=[applied])
-    wanted = [*CARRIES, "flash-attn-sm121a"]
-    assert inspect_native(installed, carries=wanted, left_out=[]) == []
-    assert "vllm/__init__.py" not in install.carried_files(installed)
 
 
 def test_faults_about_whose_binaries_they_are_are_found(tmp_path: Path) -> None:
@@ -151,21 +130,6 @@ def test_faults_about_whose_binaries_they_are_are_found(tmp_path: Path) -> None:
     stated[0]["sha256"] = "0" * 64
     providers.write_text(json.dumps(stated))
     assert inspect_native(installed) == ["files are the wheel's", "native binaries"]
-
-
-def test_a_carry_that_is_only_compiled_needs_binaries_of_ours(tmp_path: Path) -> None:
-    installed = lay_out(tmp_path, others=[BUILD_CARRY])
-    assert inspect_native(installed, native=[], left_out=[]) == ["carries"]
-
-
-def test_two_installations_at_once_are_refused(tmp_path: Path) -> None:
-    lay_out(tmp_path)
-    (tmp_path / "vllm-0.24.0.dist-info").mkdir()
-    (tmp_path / "vllm-0.24.0.dist-info" / "METADATA").write_text("Name: vllm\nVersion: 0.24.0\n")
-    with pytest.raises(LookupError, match="exactly one"):
-        install.find([str(tmp_path)])
-    with pytest.raises(LookupError, match="none"):
-        install.find([str(tmp_path / "nowhere")])
 
 
 # --- what booted, and how it ended
@@ -263,18 +227,6 @@ def test_two_cards_have_to_boot_alike(tmp_path: Path, others: list[dict[str, Any
     assert failed(serve_pair.card_checks(line, 2)) == wrong
 
 
-def test_an_engine_on_two_cards_does_without_custom_all_reduce() -> None:
-    asked = serve_pair.engine_options(options(Path(), cards=2, cache="nvfp4"))
-    assert asked["engine"] == {
-        "kv_cache_dtype": "nvfp4", "attention_backend": "TRITON_ATTN", "tensor_parallel_size": 2,
-        "distributed_executor_backend": "mp", "disable_custom_all_reduce": True,
-    }  # fmt: skip
-    assert serve_pair.engine_options(options(Path())) == {
-        "engine": {"kv_cache_dtype": "auto"},
-        "speculative": {},
-    }
-
-
 def test_a_module_from_elsewhere_or_with_other_contents_is_found(tmp_path: Path) -> None:
     installed = lay_out(tmp_path)
     line = boot(installed)
@@ -335,9 +287,7 @@ END = {"kind": "end", "run": "v1-graphs", "errored": False}
         ([level(1), level(17), END | {"run": "v2-graphs"}], "", 0, ["came to its end"]),
     ],
 )
-def test_a_run_is_judged_by_its_lines_log_and_status(
-    tmp_path: Path, lines: list[dict[str, Any]], log: str, status: int | None, found: list[str]
-) -> None:
+def test_a_run_is_judged_by_its_lines_log_and_status(tmp_path, lines, log, status, found):
     assert judge(tmp_path, lines, log, status) == found
 
 
@@ -349,37 +299,6 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, seconds: 
     monkeypatch.setattr(sessions, "PYTHON", str(fake))
     args = options(tmp_path, levels=[], boot_seconds=seconds, gpu_memory_utilization=0.5)
     return serve_pair.execute("v2-eager", args, tmp_path, lay_out(tmp_path / "site"))
-
-
-def test_an_engines_lines_are_kept_and_its_status_returned(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    body = f"""test $VLLM_USE_V2_MODEL_RUNNER = 1 || exit 9
-test -f "$3" || exit 8
-echo '{{"kind": "end"}}' >> {tmp_path}/lines.jsonl
-echo said; exit 3"""
-    assert engine(tmp_path, monkeypatch, body, seconds=30) == 3
-    assert capsys.readouterr().out == "v2-eager: exit status 3\n"
-    assert (tmp_path / "v2-eager.log").read_text().endswith("\n\nsaid\n")
-
-
-def test_an_engine_that_hangs_is_killed_with_all_that_it_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert engine(tmp_path, monkeypatch, "sleep 300 & echo $!; wait", seconds=1) is None
-    orphan = int((tmp_path / "v2-eager.log").read_text().split()[-1])
-    # A signal is sent at once, but its receiver ends only when it next runs, and is reaped after that.
-    assert wait_until(lambda: ended(orphan))
-
-
-def test_models_are_folders_with_a_configuration_each(tmp_path: Path) -> None:
-    target, drafter = (
-        json.loads((path / "config.json").read_text()) for path in models.write_models(tmp_path)
-    )
-    assert target["architectures"] == ["Qwen3ForCausalLM"]
-    assert max(drafter["dflash_config"]["target_layer_ids"]) < target["num_hidden_layers"]
-    assert drafter["dflash_config"]["mask_token_id"] < drafter["vocab_size"] == target["vocab_size"]
-    assert drafter["hidden_size"] == target["hidden_size"]
 
 
 @pytest.mark.parametrize(

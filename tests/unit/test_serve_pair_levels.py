@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
-from pair import load, models
-from pair.load import Counters, Observed
+from pair import load
+from pair.load import Observed
 
 LEVEL = 17
 
@@ -37,45 +36,6 @@ def altered(seen: Observed, **counters: Any) -> Observed:
 
 
 # --- what is asked
-
-
-@pytest.mark.parametrize("level", [1, 2, 17, 64, 65])
-def test_a_levels_requests_fit_and_end_at_different_steps(level: int) -> None:
-    clients = load.workload(level)
-    requests = [request for client in clients for request in client]
-    assert len(clients) == level
-    assert len({request.name for request in requests}) == 2 * level
-    assert len({client[-1].drafts for client in clients}) == level  # the live batch walks down one by one
-    assert max(request.prompt + request.output for request in requests) < models.MAX_MODEL_LEN
-    assert min(request.prompt for request in requests) >= 1
-
-
-def test_outputs_end_within_accepted_drafts_too_and_both_kinds_of_sampling_are_asked() -> None:
-    requests = [request for client in load.workload(8) for request in client]
-    assert {(request.output - 1) % (load.ACCEPTED + 1) for request in requests} == {0, 1, 2}
-    assert {request.temperature for request in requests} == {0.0, 1.0}
-
-
-@pytest.mark.parametrize("level", [1, 5, 64])
-def test_the_prediction_is_what_a_step_by_step_count_gives(level: int) -> None:
-    drafts = accepted = generated = 0
-    for request in (request for client in load.workload(level) for request in client):
-        left = request.output - 1  # the prefill gives one
-        while left > 0:
-            drafts, accepted, left = drafts + 1, accepted + 2, left - 3
-        generated += request.output
-    counted = load.expected(level)
-    assert (counted.drafts, counted.accepted, counted.generated) == (drafts, accepted, generated)
-    assert counted.draft_tokens == 3 * drafts
-    assert counted.per_position == (drafts, drafts, 0)
-    assert math.isclose(counted.acceptance_length, 3.0)
-
-
-def test_counters_are_read_as_differences() -> None:
-    before = Counters(5, 15, 10, (5, 5, 0), 20, 2, 1)
-    assert replace(before, drafts=8, per_position=(7, 6, 0)).since(before) == Counters(
-        3, per_position=(2, 1, 0)
-    )
 
 
 # --- what must come of it

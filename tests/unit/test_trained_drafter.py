@@ -10,8 +10,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 import trained_drafter
-from trained import cells, judge
-from trained.cells import CELLS, REFERENCE, Cell
+from trained import judge
+from trained.cells import REFERENCE, Cell
 
 
 def drafters(folder: Path) -> Path:
@@ -129,42 +129,9 @@ def test_intervals_are_over_requests_and_differences_over_the_same_prompts() -> 
     assert judge.steps_of({"steps": [1, 4, 5, 2]}) == [4, 5]  # neither the prefill's nor the last
 
 
-def test_engines_are_told_what_the_cell_says(tmp_path: Path) -> None:
-    folder = drafters(tmp_path)
-    given = (folder, folder, "cuda", 16, [[5, 6, 7]] * 4)
-    told = cells.specification(Cell("window", "nvfp4", "bf16"), *given)
-    assert told["engine"]["kv_cache_dtype"] == "nvfp4"
-    assert told["engine"]["speculative_config"] == {
-        "num_speculative_tokens": 7, "method": "dflash", "model": str(tmp_path / "window"),
-        "attention_backend": "TRITON_ATTN", "kv_cache_dtype": "bfloat16",
-    }  # fmt: skip
-    assert (told["ends"], told["near"], told["beside"]) == ([2], False, False)
-    alone = cells.specification(REFERENCE, *given)
-    assert alone["near"]
-    assert "speculative_config" not in alone["engine"]
-    assert cells.expected_windows(Cell("window"), tmp_path) == [64, None]
-    assert cells.expected_windows(Cell("full"), tmp_path) == [None, None]
-    assert cells.expected_windows(REFERENCE, tmp_path) == []
-
-
 def put(out: Path, cell: Cell, record: dict[str, Any]) -> None:
     (out / "cells").mkdir(exist_ok=True)
     (out / "cells" / f"{cell.name}.json").write_text(json.dumps(record))
-
-
-def test_cells_that_were_served_are_not_run_again(tmp_path: Path) -> None:
-    given = ["serve", "--model", "m", "--drafter", "d", "--out", str(tmp_path)]
-    assert len({cell.name for cell in CELLS}) == len(CELLS)
-    assert trained_drafter.planned(trained_drafter.arguments(given)) == [
-        cell for cell in CELLS if cell.tree == "patched"
-    ]
-    both = trained_drafter.arguments([*given, "--tree", "stock=/s"])
-    put(tmp_path, REFERENCE, line(**HEALTHY))
-    put(tmp_path, Cell("full"), {"status": None, "tail": "", "seen": None})
-    assert trained_drafter.planned(both)[0] == Cell("full")
-    env = trained_drafter.variables(Cell("full", tree="stock"), both, tmp_path)
-    assert env["PYTHONPATH"].startswith("/s:")
-    assert not trained_drafter.variables(Cell("full"), both, tmp_path)["PYTHONPATH"].startswith("/s:")
 
 
 def test_the_report_names_faults_and_compares_trees(tmp_path, capsys):
