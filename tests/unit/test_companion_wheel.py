@@ -20,7 +20,6 @@ from sparkwright.companion.inspection import CompanionAudit, audit_companion
 from sparkwright.companion.wheel import write_companion
 from sparkwright.engine.offered import built_wheel
 from sparkwright.native.model import Target
-from sparkwright.publish import publish
 from sparkwright.store import Store
 from sparkwright.wheel.names import parse_name
 
@@ -43,12 +42,7 @@ def failed(report: CompanionAudit) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("tile", "refused"), [(32, False), (64, True)])
-def test_a_tile_that_flashinfer_never_chooses_may_be_undefined(
-    store: Store,
-    tmp_path: Path,
-    tile: int,
-    refused: bool,  # noqa: FBT001
-) -> None:
+def test_a_tile_that_flashinfer_never_chooses_may_be_undefined(store, tmp_path, tile, refused):
     name = f"_ZN10flashinfer38BatchPrefillWithPagedKVCacheDispatchedILb1ELj{tile}ELj256ELj256EEv"
     code = f"int {name}(void); int run(void) {{ return {name}(); }}"
     path = elfkit.shared(tmp_path / "sampling.so", code, device=elfkit.device(list(kit.IMAGES)))
@@ -77,13 +71,6 @@ def test_flashinfer_gets_its_folder_and_its_provider(store, tmp_path, monkeypatc
     assert (provider.cuda_architectures, provider.modules) == (("sm121a",), ("sampling",))
     assert provider.jit_cache_dir == package.get_jit_cache_dir()
     assert Path(package.get_jit_cache_dir(), "sampling", "sampling.so").is_file()
-
-
-def test_a_companion_is_listed_in_the_index(store: Store, tmp_path: Path) -> None:
-    wheel = made(store, tmp_path)
-    index = publish(wheel.parent)
-    assert [file.filename for file in index.files] == [wheel.name]
-    assert (wheel.parent / "simple" / "flashinfer-jit-cache" / "index.html").is_file()
 
 
 def test_a_companion_is_not_taken_for_a_wheel_to_verify(store: Store, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ import wheelkit
 
 from sparkwright.base.card import _memory_total_gib, card_capability, card_memory_gib
 from sparkwright.base.errors import IncompatibleOptionsError, NotInStoreError, ServerError
-from sparkwright.base.events import Event, subscribe
 from sparkwright.engine.installed import read_installed
 from sparkwright.engine.server import host
 from sparkwright.engine.server.environment import prepare_requirement, prepare_wheel
@@ -78,14 +77,6 @@ def test_memory_that_card_and_host_share_is_the_hosts(monkeypatch, tmp_path):
     assert card_memory_gib() == pytest.approx(79.65, abs=0.01)
 
 
-def test_sampling_is_no_event(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    card(monkeypatch, tmp_path, "1, 2, 3")
-    heard: list[Event] = []
-    with subscribe(heard.append):
-        sampled()
-    assert heard == []
-
-
 # Generated models --------------------------------------------------------------------------
 
 
@@ -125,13 +116,6 @@ def test_every_text_has_tokens_and_every_token_a_text() -> None:
     assert len(model["merges"]) == 8192 - 256 - 4
     english = TEXT[: TEXT.index("naïve")]
     assert 2.5 < len(english) / len(encoded(english, model)) < 5, "lengths mean what they do with real ones"
-
-
-def test_every_merge_makes_a_token_of_two_that_exist() -> None:
-    model = tokenizer(4096)["model"]
-    for merge in model["merges"]:
-        left, right = merge.split(" ")
-        assert {left, right, left + right} <= model["vocab"].keys()
 
 
 def test_generated_models_fit_each_other(tmp_path: Path) -> None:

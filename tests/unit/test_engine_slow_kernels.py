@@ -6,14 +6,12 @@ import pytest
 from boot_logs import Boot
 from kit import Recorder
 from msgspec.structs import replace
-from simulator_kit import settings
 from verify_kit import Bench, boot_facts, by_name, context
 
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.server.bootlog import read_boot_log
-from sparkwright.engine.slow_kernels import fallbacks, lost_graphs, warn_of_fallbacks
+from sparkwright.engine.slow_kernels import warn_of_fallbacks
 from sparkwright.verify.checks import ALL
-from sparkwright.verify.simulator.log import boot_lines
 
 FINDING = "FP4 weights run on FP4 kernels"
 BENCH = Bench(ALL["boot"])
@@ -76,24 +74,6 @@ def test_requested_backends_are_read() -> None:
     assert (facts.asked_linear, facts.asked_moe) == ("marlin", "emulation")
 
 
-@pytest.mark.parametrize(
-    ("fault", "layers", "lost"),
-    [
-        ("fp4-fallback-linear", ["linear"], False),
-        ("fp4-fallback-moe", ["MoE"], False),
-        ("piecewise-drafts", [], True),
-        ("", [], False),
-    ],
-)
-def test_a_simulated_start_falls_back_or_loses_graphs_only_with_the_fault(fault, layers, lost):
-    told = settings(*filter(None, [fault]))
-    facts = read_boot_log(
-        "\n".join(f"(EngineCore pid=1) {line.level} {line.text}" for line in boot_lines(told))
-    )
-    assert [one.layers for one in fallbacks(facts)] == layers
-    assert bool(lost_graphs(facts)) == lost
-
-
 LOST = {"graph_mode": "PIECEWISE", "planned_graphs": "FULL_AND_PIECEWISE", "speculative_tokens": 7}
 
 
@@ -121,10 +101,6 @@ def test_drafts_that_lose_whole_graphs_are_warned_of() -> None:
 )
 def test_graphs_that_were_not_planned_or_are_whole_are_no_loss(changes: dict[str, Any]) -> None:
     assert captures(**{**LOST, **changes}).warnings == ()
-
-
-def test_fast_kernels_are_named() -> None:
-    assert "FlashInferCutlassNvFp4LinearKernel" in judged().cause
 
 
 @pytest.mark.parametrize(

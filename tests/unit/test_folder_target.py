@@ -51,9 +51,7 @@ def test_a_folder_in_the_place_of_a_file_is_one_clear_error(target: FolderTarget
 
 
 @pytest.mark.parametrize("link", ["wheels", "wheels/aa", "wheels/aa/d"])
-def test_a_link_in_the_place_of_a_folder_is_not_followed(
-    target: FolderTarget, tmp_path: Path, link: str
-) -> None:
+def test_a_link_in_the_place_of_a_folder_is_not_followed(target, tmp_path, link):
     """Whoever may write to the target would have its publisher write, or remove, files elsewhere."""
     path, file, elsewhere = "wheels/aa/d/f", tmp_path / "f", tmp_path / "elsewhere"
     file.write_bytes(b"x")

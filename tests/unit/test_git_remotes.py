@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
-from kit import Recorder, UpstreamRepository
+from kit import UpstreamRepository
 
 from sparkwright.base.errors import FetchError, RefError, SparkwrightError
 from sparkwright.git import (
@@ -90,9 +90,7 @@ def test_addresses_of_remotes_are_taken(address: str) -> None:
         "http://user:s3cret@host/x.git",
     ],
 )
-def test_secrets_in_addresses_are_refused_and_not_repeated(
-    tmp_path: Path, heard: Recorder, address: str
-) -> None:
+def test_secrets_in_addresses_are_refused_and_not_repeated(tmp_path, heard, address):
     repository = open_repository(tmp_path / "git")
     for use in (
         lambda: check_address(address),
@@ -181,9 +179,7 @@ def subjects(repository: Repository, commit: str) -> list[str]:
     return repository.command("log", "--format=%s", commit).text.splitlines()
 
 
-def test_list_remote_peels_tags(
-    repository: Repository, upstream: UpstreamRepository, history: list[str]
-) -> None:
+def test_list_remote_peels_tags(repository, upstream, history):
     found = list_remote(
         repository, upstream.address, ["refs/tags/v1", "refs/tags/light", "refs/heads/main", "HEAD"]
     )
@@ -195,15 +191,11 @@ def test_list_remote_peels_tags(
     assert found["HEAD"].commit == found["refs/heads/main"].commit == history[3]
 
 
-def test_list_remote_finds_nothing_quietly(
-    repository: Repository, upstream: UpstreamRepository, history: list[str]
-) -> None:
+def test_list_remote_finds_nothing_quietly(repository, upstream, history):
     assert list_remote(repository, upstream.address, ["refs/pull/7/head"]) == {}
 
 
-def test_fetch_by_ref_leaves_history_out(
-    repository: Repository, upstream: UpstreamRepository, history: list[str]
-) -> None:
+def test_fetch_by_ref_leaves_history_out(repository, upstream, history):
     fetch(repository, upstream.address, ["refs/heads/main"])
     assert subjects(repository, history[3]) == ["commit 3"]
     assert not repository.has(history[2])
@@ -218,25 +210,19 @@ def test_fetch_by_id(repository: Repository, upstream: UpstreamRepository, histo
     assert repository.blob(found["f"].blob) == b"1\n"
 
 
-def test_fetch_of_all_history_also_after_a_short_one(
-    repository: Repository, upstream: UpstreamRepository, history: list[str]
-) -> None:
+def test_fetch_of_all_history_also_after_a_short_one(repository, upstream, history):
     fetch(repository, upstream.address, ["refs/heads/main"])
     fetch(repository, upstream.address, ["refs/heads/main"], depth=None)
     assert subjects(repository, history[3]) == ["commit 3", "commit 2", "commit 1", "commit 0"]
     assert not (repository.path / "shallow").exists()
 
 
-def test_fetch_of_some_history(
-    repository: Repository, upstream: UpstreamRepository, history: list[str]
-) -> None:
+def test_fetch_of_some_history(repository, upstream, history):
     fetch(repository, str(upstream.folder), ["refs/heads/main"], depth=2)
     assert subjects(repository, history[3]) == ["commit 3", "commit 2"]
 
 
-def test_history_only_leaves_files_out_and_never_fetches_them_later(
-    repository: Repository, upstream: UpstreamRepository, history: list[str]
-) -> None:
+def test_history_only_leaves_files_out_and_never_fetches_them_later(repository, upstream, history):
     fetch(repository, upstream.address, ["refs/heads/main"], depth=None, history_only=True)
     assert len(subjects(repository, history[3])) == 4
     assert not repository.has(upstream.git("rev-parse", "HEAD:f"))
@@ -252,17 +238,13 @@ def test_history_only_leaves_files_out_and_never_fetches_them_later(
         "A" * 40,
     ],
 )
-def test_what_is_neither_ref_nor_id_is_refused(
-    repository: Repository, upstream: UpstreamRepository, history: list[str], wanted: str
-) -> None:
+def test_what_is_neither_ref_nor_id_is_refused(repository, upstream, history, wanted):
     with pytest.raises(RefError):
         fetch(repository, upstream.address, [wanted])
     assert repository.command("for-each-ref").text == ""
 
 
-def test_what_the_remote_does_not_have_is_a_fetch_error(
-    repository: Repository, upstream: UpstreamRepository, history: list[str]
-) -> None:
+def test_what_the_remote_does_not_have_is_a_fetch_error(repository, upstream, history):
     for wanted in (SHA, "refs/heads/absent"):
         with pytest.raises(FetchError, match=wanted) as caught:
             fetch(repository, upstream.address, [wanted])
@@ -301,9 +283,7 @@ def test_a_submodule_or_redirect_of_the_users_configuration_does_not_count(
     assert repository.has(history[3])
 
 
-def test_fetches_at_once_all_succeed(
-    repository: Repository, upstream: UpstreamRepository, history: list[str]
-) -> None:
+def test_fetches_at_once_all_succeed(repository, upstream, history):
     failed: list[Exception] = []
 
     def work(commit: str) -> None:
@@ -321,9 +301,7 @@ def test_fetches_at_once_all_succeed(
     assert all(repository.has(commit) for commit in history)
 
 
-def test_a_fetch_is_a_task(
-    repository: Repository, upstream: UpstreamRepository, history: list[str], heard: Recorder
-) -> None:
+def test_a_fetch_is_a_task(repository, upstream, history, heard):
     fetch(repository, upstream.address, ["refs/heads/main"])
     assert [data["name"] for data in heard.of("task.finished")] == ["fetch refs/heads/main"]
     assert heard.of("task.failed") == []
@@ -342,9 +320,7 @@ sender.kill()
 
 
 @pytest.mark.parametrize("cut", [400_000, 1 << 30])
-def test_of_a_fetch_that_was_cut_off_no_commit_is_left_without_its_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int
-) -> None:
+def test_of_a_fetch_that_was_cut_off_no_commit_is_left_without_its_files(tmp_path, monkeypatch, cut):
     """Git unpacks a few objects as they come, the commit first; what is here is never fetched again."""
     upstream = UpstreamRepository(tmp_path / "upstream")
     commit = upstream.commit("large", {f"file{number}": os.urandom(1 << 17) for number in range(8)})

@@ -68,10 +68,6 @@ def parse(text) -> Lock:
     return parse_toml(text.encode(), Lock, newest_format=LOCK_FORMAT, name="test")
 
 
-def test_the_text_of_the_test_is_the_small_lock():
-    assert parse(TEXT) == OLD
-
-
 def test_the_same_lock_leaves_every_byte():
     bumped = rewrite(TEXT, OLD)
     assert bumped.text == TEXT

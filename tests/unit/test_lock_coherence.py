@@ -12,7 +12,6 @@ from sparkwright.base.config import parse_toml
 from sparkwright.base.errors import ConfigError, LockMismatchError
 from sparkwright.lock import LOCK_FORMAT, CudaEvidence, Lock, check_native, require_native
 from sparkwright.lock.bump import rewrite
-from sparkwright.lock.check import flatten
 from sparkwright.lock.native import SourcePin
 from sparkwright.pipeline import open_checkout
 
@@ -171,7 +170,3 @@ def test_the_tables_stay_and_what_they_are_wrong_about_is_said():
     assert not [change for change in bumped.changes if change.key.startswith("native")]
     with pytest.raises(LockMismatchError):
         require_native(bumped.lock)
-
-
-def test_the_release_is_not_asked_about_them():
-    assert not [key for key in flatten(LOCK) if key.startswith("native")]

@@ -72,9 +72,7 @@ def test_all_of_it_follows_from_the_configuration(tmp_path: Path) -> None:
     [({**QWEN_27B, **MODELOPT}, nvfp4_27b()), (LLAMA_70B, [PACKED])],
     ids=["hybrid", "dense"],
 )
-def test_the_context_is_the_longest_halving_that_fits_a_gb10(
-    tmp_path: Path, config: dict[str, Any], shards: list[Tensors]
-) -> None:
+def test_the_context_is_the_longest_halving_that_fits_a_gb10(tmp_path, config, shards):
     recipe, _ = made(tmp_path, config, shards)
     longest = (config.get("text_config") or config)["max_position_embeddings"]
     length, requests = recipe.flags["max-model-len"], recipe.flags["max-num-seqs"]
@@ -121,9 +119,7 @@ def test_a_model_that_is_split_is_for_as_many_machines(tmp_path: Path) -> None:
     ],
     ids=["parsers", "code", "layers"],
 )
-def test_what_is_not_known_is_said_in_one_line(
-    tmp_path: Path, config: Any, more: Any, said: list[str]
-) -> None:
+def test_what_is_not_known_is_said_in_one_line(tmp_path, config, more, said):
     recipe, remarks = made(tmp_path, config, **more)
     assert [one.what for one in remarks] == said
     assert all("\n" not in one.because for one in remarks)

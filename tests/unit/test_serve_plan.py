@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -79,9 +78,7 @@ def test_a_folder_that_the_user_names_is_left_to_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [None, "deprecated", "flag"])
-def test_a_dry_run_asks_the_release_about_what_is_set(
-    kind: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_asks_the_release_about_what_is_set(kind, tmp_path, monkeypatch):
     asked: list[Question] = []
 
     def answer(job: Job, questions: Sequence[Question]) -> ReleaseAnswer:

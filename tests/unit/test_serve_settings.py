@@ -100,9 +100,7 @@ class TestKey:
             *((0o600, text, "one word") for text in ("", "\n", "two words", "kä", "a\nb", "x" * 5000)),
         ],
     )
-    def test_one_that_others_reach_or_without_one_word_is_refused(
-        self, tmp_path: Path, mode: int, text: str, said: str
-    ) -> None:
+    def test_one_that_others_reach_or_without_one_word_is_refused(self, tmp_path, mode, text, said):
         path = tmp_path / "key"
         path.write_text(text)
         path.chmod(mode)
@@ -116,9 +114,7 @@ class TestKey:
                 read_key(path)
 
 
-def test_a_credential_of_systemd_s_may_be_the_group_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_credential_of_systemd_s_may_be_the_group_s(tmp_path, monkeypatch):
     path = tmp_path / "api-key"
     path.write_text("sk-one\n")
     path.chmod(0o440)
@@ -148,9 +144,7 @@ def test_the_key_of_a_shell_is_one_word_or_none() -> None:
         ("serve smoke --dry", "plain,--dry-run\n"),
     ],
 )
-def test_a_shell_completes_recipes_and_options(
-    words: str, completed: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_shell_completes_recipes_and_options(words, completed, monkeypatch, capsys):
     variables = {"COMP_WORDS": f"sparkwright {words}", "COMP_CWORD": str(len(words.split()))}
     for name, value in {"_SPARKWRIGHT_COMPLETE": "bash_complete", **variables}.items():
         monkeypatch.setenv(name, value)

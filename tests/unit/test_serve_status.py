@@ -63,9 +63,7 @@ def test_the_example_never_holds_the_key_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("thinks", [True, False])
-def test_a_model_that_thinks_is_announced_with_a_request_that_gives_words(
-    capsys: pytest.CaptureFixture[str], *, thinks: bool
-) -> None:
+def test_a_model_that_thinks_is_announced_with_a_request_that_gives_words(capsys, *, thinks):
     ready = {"url": "u", "model": "m", "boot_s": 1.0, "warm_up_s": None, "warm_up_requests": 0}
     with Screen(ServeOptions(), quiet=True).showing():
         emit("serve.ready", **ready, thinks=thinks)

@@ -136,9 +136,7 @@ SILENT = {"responds": False, "running": -1, "waiting": -1, "generated": -1, "pro
     ],
     ids=["compilers", "young", "little memory", "pressure", "silent HTTP"],
 )
-def test_what_delays_an_engine_extends_the_limit_and_does_not_lift_it(
-    limits: WatchLimits, changes: dict[str, Any], patient_s: float, wedged_s: float
-) -> None:
+def test_what_delays_an_engine_extends_the_limit_and_does_not_lift_it(limits, changes, patient_s, wedged_s):
     held = replace(IDLE, running=1)
     found = verdicts(steady(held, patient_s, **changes), limits)
     assert not any(verdict.ends for verdict in found)

@@ -234,9 +234,7 @@ def run(*words: str) -> Any:
     return CliRunner().invoke(command, list(words), catch_exceptions=False)
 
 
-def test_a_dry_run_shows_everything_and_writes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_shows_everything_and_writes_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     result = run("install", RECIPE, "--user", "--dry-run")
     assert result.exit_code == 0
@@ -276,9 +274,7 @@ def test_a_recipe_of_two_machines_is_refused() -> None:
         run("install", name, "--dry-run")
 
 
-def test_an_upgrade_serves_and_checks_what_was_installed(
-    where: ServicePlaces, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_upgrade_serves_and_checks_what_was_installed(where, tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     told = options("user", settings=("max-num-seqs=3", 'served-model-name=["a", "b"]'), sidecars_gib=8.0)
     ServiceRecord(told).write(where.record)

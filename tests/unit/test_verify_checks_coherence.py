@@ -5,7 +5,6 @@ from msgspec.structs import replace
 from verify_kit import Bench, Server, changed, context, every, judge, token_id, verdicts
 
 from sparkwright.engine.observations import Chunk, Observation
-from sparkwright.recipes import recipes
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.checks.flaws import flaw
 
@@ -121,11 +120,6 @@ def test_made_up_weights_are_asked_for_no_facts() -> None:
     assert verdicts(found) == {}
     assert found[KNOWN].cause.startswith("not judged")
     assert not found[KNOWN].evidence
-
-
-def test_recipes_say_if_their_weights_are_made_up() -> None:
-    assert {name for name, recipe in recipes().items() if recipe.made_up} == {"smoke"}
-    assert replace(recipes()["smoke"], model="Qwen/Qwen3-0.6B").made_up, "dummy weights, of whatever model"
 
 
 def test_one_loop_warns() -> None:

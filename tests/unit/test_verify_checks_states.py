@@ -13,8 +13,6 @@ from sparkwright.engine.observations import HostSample, MetricsSnapshot, Observa
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.checks.machine import energy_per_token_j, find_wedge
 from sparkwright.verify.corpus import load_corpus
-from sparkwright.verify.simulator.faults import Faults, parse_faults
-from sparkwright.verify.simulator.machine import SimulatedCard
 
 USUAL, HELD = "the card runs at its usual clocks", "no request is held without progress"
 WELL = {"gpu_clock_mhz": 2411, "gpu_power_w": 38.0, "gpu_utilization": 96, "gpu_clock_max_mhz": 3003}
@@ -168,30 +166,3 @@ def test_energy_is_power_over_time_and_tokens() -> None:
     assert energy_per_token_j(seen, 60.0) == pytest.approx(60 * 38.0 * made.seconds / tokens)
     for host in ((), card(2, **WELL), card(**IDLE), card(gpu_clock_mhz=2400, gpu_utilization=90)):
         assert math.isnan(energy_per_token_j(replace(made, host=host)))
-
-
-def worked(faults: Faults) -> list[float]:
-    """Return the readings of a card that has computed for ten minutes."""
-    simulated = SimulatedCard(faults)
-    for step in range(6000):
-        simulated.work(step / 10, (step + 1) / 10, 8)
-    return [float(cell) for cell in simulated.reading(600.0).split(", ")[:5]]
-
-
-def test_the_simulated_card_reads_as_one_under_load_and_without() -> None:
-    clock, power, temperature, busy, most = worked(Faults())
-    assert (clock, busy, most) == (2411, 100, 3003)
-    assert 30 < power < 45
-    assert 45 < temperature < 65
-    idle = SimulatedCard(Faults()).reading(5.0).split(", ")
-    assert (float(idle[0]), float(idle[1]), float(idle[3])) == (208, 4.5, 0)
-    assert idle[5] == "0x0000000000000001"
-
-
-def test_the_simulated_card_can_be_stuck_or_spin() -> None:
-    clock, power, *_ = worked(parse_faults(["slow-state"]))
-    assert (clock, power) == (611, 14)
-    assert worked(parse_faults(["slow-state=onset_s:700"]))[0] == 2411
-    spinning = SimulatedCard(Faults())
-    spinning.spins = True
-    assert spinning.reading(1.0).split(", ")[:4] == ["2411", "18.00", "33", "100"]

@@ -105,9 +105,7 @@ def test_a_pass_says_how_much_worse_it_may_be() -> None:
     ],
     ids=["slower steps", "a later first token", "lost acceptance"],
 )
-def test_what_is_worse_fails_by_itself(
-    old: tuple[int, Run], changes: dict[str, Any], fails: str, holds: str
-) -> None:
+def test_what_is_worse_fails_by_itself(old, changes, fails, holds):
     seed, before = old
     found = failed(compared(before, finished(swept(seed + 1000, **changes))))
     assert fails in found

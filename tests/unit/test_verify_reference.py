@@ -133,9 +133,7 @@ FAIL, PASS, INVALID = Verdict.FAIL, Verdict.PASS, Verdict.INVALID
     ],
     ids=[*["wrong weights"] * 3, "a small error", "long prompts", "another tokenizer"],
 )  # fmt: skip
-def test_each_error_fails_what_it_shows_in(
-    reference: Reference, server: dict[str, Any], expected: tuple[Verdict | None, ...], says: str, silent: str
-) -> None:
+def test_each_error_fails_what_it_shows_in(reference, server, expected, says, silent):
     findings = judged(reference, **server)
     for finding, verdict in zip(findings, expected, strict=True):
         assert verdict in {None, finding.verdict}
@@ -163,9 +161,7 @@ def test_a_reference_adds_the_check_to_the_profile() -> None:
     assert profile_of(VerifyOptions(reference="file", checks=("reference",))).checks == ("reference",)
 
 
-def test_a_reference_does_not_go_with_a_comparison_of_speed_and_its_file_must_be_there(
-    tmp_path: Path,
-) -> None:
+def test_a_reference_does_not_go_with_a_comparison_of_speed_and_its_file_must_be_there(tmp_path):
     with pytest.raises(ConfigError, match="exclude each other"):
         plan_of(VerifyOptions(recipe="smoke", against="simulator", simulator=True, reference="file"))
     with pytest.raises(ConfigError, match="none"):

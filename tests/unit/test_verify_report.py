@@ -145,13 +145,6 @@ def test_the_worst_verdict_speaks_for_all(verdicts: tuple[str, ...], said: str) 
     assert Run(findings=findings).verdict == said
 
 
-def test_a_long_list_of_figures_is_folded(healthy: Run) -> None:
-    many = report_kit.finding("c", "n", "x", measured={f"figure {i}": float(i) for i in range(9)})
-    few = replace(many, measured={"figure 1": 1.0})
-    assert "9 figures" in PageReader(render_html(Run(findings=(many,)))).text
-    assert "1 figure" not in PageReader(render_html(Run(findings=(few,)))).text.replace("figure 1", "")
-
-
 # Real checks ---------------------------------------------------------------------------------------------
 
 

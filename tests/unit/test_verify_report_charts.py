@@ -3,8 +3,6 @@
 import itertools
 import math
 import re
-import subprocess
-import sys
 from xml.etree import ElementTree as ET
 from xml.etree.ElementTree import Element
 
@@ -15,10 +13,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 from verify_kit import counted
 
-from sparkwright.base.page import STYLES
 from sparkwright.verify.report.charts import charts_of
 from sparkwright.verify.report.figures import windows
-from sparkwright.verify.report.html import TEMPLATES
 from sparkwright.verify.report.svg import (
     Axis,
     Point,
@@ -91,26 +87,6 @@ def words(drawing: Element) -> list[str]:
     return [one.text or "" for one in drawing.iter("text")]
 
 
-def test_a_drawing_has_a_name_and_a_description() -> None:
-    drawing = drawn(rising())
-    assert (drawing[0].tag, drawing[0].text) == ("title", "Title")
-    assert (drawing[1].tag, drawing[1].text) == ("desc", "All of it, in words.")
-    ids = [drawing[0].get("id"), drawing[1].get("id")]
-    assert drawing.get("aria-labelledby", "").split() == ids
-    assert drawing.get("role") == "img"
-
-
-def test_lines_are_named_at_their_ends_and_axes_by_their_titles() -> None:
-    assert {"code", "prose", "c", "unit", "1", "2", "4", "8"} <= set(
-        words(drawn(rising(), rising("prose", 1)))
-    )
-
-
-def test_every_point_tells_its_figure_once() -> None:
-    titles = [one.text for one in drawn(rising()).iter("title")]
-    assert titles == ["Title", "code 0", "code 1", "code 2", "code 3"]
-
-
 def test_charts_are_in_the_order_of_the_page_in_its_colours_and_whole() -> None:
     for run in (report_kit.healthy(), report_kit.unhealthy()):
         charts = charts_of(run)
@@ -143,12 +119,6 @@ def test_a_figure_not_to_be_trusted_is_hollow() -> None:
     assert hollow(drawn(rising())) == []
 
 
-@pytest.mark.parametrize("value", [0.0, 5.0])
-def test_one_figure_is_enough(value: float) -> None:
-    one = Series("code", 0, (Point(1, value, "the figure"),))
-    assert [mark[0].text for mark in marks(drawn(one))] == ["the figure"]
-
-
 @pytest.mark.parametrize(
     ("axis", "labels"),
     [
@@ -168,36 +138,12 @@ def test_axes_are_labelled_by_round_values(axis: Axis, labels: list[str]) -> Non
     assert 0 <= places[0] <= places[-1] <= 1
 
 
-PROGRAM = """
-import hashlib, report_kit
-from sparkwright.verify.report import render_html
-from sparkwright.verify.run import Run
-run = Run(observations=report_kit.sweep(report_kit.Server(), (1, 2)))
-print(hashlib.sha256(render_html(run).encode()).hexdigest())
-"""
-
-
-def test_two_processes_draw_the_same() -> None:
-    command, path = [sys.executable, "-c", PROGRAM], ":".join(sys.path)
-    first, second = (
-        subprocess.run(
-            command, env={"PYTHONPATH": path, "PYTHONHASHSEED": seed}, capture_output=True, check=True
-        )
-        for seed in "12"
-    )
-    assert first.stdout == second.stdout != b""
-
-
 @given(st.lists(st.floats(0, 250), min_size=1, max_size=12))
 def test_labels_keep_apart_and_inside(wanted: list[float]) -> None:
     places = spread(sorted(wanted), 16, 0, 250)
     assert all(b - a >= 16 - 1e-6 for a, b in itertools.pairwise(places))
     assert places[0] >= -1e-6
     assert places[-1] <= 250 + 1e-6
-
-
-def test_a_label_with_space_stays_where_it_belongs() -> None:
-    assert spread([10, 100, 200], 16, 0, 250) == [10, 100, 200]
 
 
 # Acceptance over time ------------------------------------------------------------------------------------
@@ -218,44 +164,3 @@ def test_a_window_in_which_counters_restarted_is_left_out() -> None:
 
 
 # Colours -------------------------------------------------------------------------------------------------
-
-VERDICTS = ("pass", "fail", "invalid", "inconclusive")
-
-
-def themes() -> dict[str, dict[str, str]]:
-    """The style sheets' colours by theme; dark ones are laid over light ones."""
-    blocks = re.findall(r":root \{(.*?)\}", (STYLES / "style.css").read_text(), re.DOTALL)
-    paper = re.findall(r":root \{(.*?)\}", (TEMPLATES / "print.css").read_text(), re.DOTALL)
-    assert len(blocks) == 2
-    assert len(paper) == 1
-    light, dark, printed = (dict(re.findall(r"--([\w-]+): (#\w{6});", block)) for block in (*blocks, *paper))
-    return {"light": light, "dark": light | dark, "print": printed}
-
-
-def luminance(colour: str) -> float:
-    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    light = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
-    return sum(weight * one for weight, one in zip((0.2126, 0.7152, 0.0722), light, strict=True))
-
-
-def contrast(one: str, other: str) -> float:
-    """WCAG 2.2's contrast ratio, from 1 to 21."""
-    low, high = sorted(luminance(colour) for colour in (one, other))
-    return (high + 0.05) / (low + 0.05)
-
-
-@pytest.mark.parametrize("theme", ["light", "dark", "print"])
-def test_words_and_marks_stand_out(theme: str) -> None:
-    colours = themes()[theme]
-    for ground in ("page", "card"):
-        for ink in ("ink", "soft", "link"):
-            assert contrast(colours[ink], colours[ground]) >= 4.5, (ink, ground)
-    for verdict in VERDICTS:
-        for ground in (colours[f"{verdict}-pale"], colours["card"]):
-            assert contrast(colours[verdict], ground) >= 4.5, verdict
-    for style in range(6):
-        assert contrast(colours[f"s{style}"], colours["card"]) >= 3, style
-
-
-def test_a_faint_colour_is_seen() -> None:
-    assert contrast("#e69f00", "#ffffff") < 3

@@ -131,9 +131,7 @@ intervals = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 20)), min_size
 
 
 @given(intervals, st.integers(1, 6), st.randoms(use_true_random=False))
-def test_the_window_is_what_counting_at_every_moment_gives(
-    spans: list[tuple[int, int]], concurrency: int, random: Any
-) -> None:
+def test_the_window_is_what_counting_at_every_moment_gives(spans, concurrency, random):
     samples = [request(begin, begin + length) for begin, length in spans]
     enough = math.ceil(0.95 * concurrency)
     running = [sum(b <= second < b + n for b, n in spans) for second in range(61)]

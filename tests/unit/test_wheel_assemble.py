@@ -5,7 +5,6 @@ import os
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -168,13 +167,7 @@ def test_another_wheel_than_the_plans_is_refused(plan: AssemblyPlan, tmp_path: P
     ],
     ids=["its RECORD lies", "it is signed"],
 )
-def test_a_wheel_that_cannot_be_rewritten_is_refused(
-    plan: AssemblyPlan,
-    tmp_path: Path,
-    change: Callable[[dict[str, bytes]], object],
-    record: bool,  # noqa: FBT001
-    why: str,
-) -> None:
+def test_a_wheel_that_cannot_be_rewritten_is_refused(plan, tmp_path, change, record, why):
     wheel = wheelkit.spoil(plan.upstream_wheel, tmp_path / "bad", change, record=record)
     spoilt = replace(plan, upstream_wheel=wheel, upstream_sha256=wheelkit.sha256(wheel))
     with pytest.raises(errors.WheelError, match=why):
