@@ -26,7 +26,7 @@ help: ## Show the targets
 # By uv where it is installed: it downloads in parallel and links files from its cache.
 UV       := $(shell command -v uv 2>/dev/null)
 MAKE_VENV := $(if $(UV),$(UV) venv --quiet --seed --allow-existing --python $(PYTHON) $(VENV),$(PYTHON) -m venv $(VENV))
-INSTALL  := $(if $(UV),$(UV) pip install --quiet --python $(BIN)/python,$(BIN)/pip install --quiet --disable-pip-version-check)
+INSTALL  := $(if $(UV),$(UV) pip install --python $(BIN)/python,$(BIN)/pip install --disable-pip-version-check)
 
 # The environments, remade when pyproject.toml changes.
 $(VENV)/.ready: pyproject.toml
