@@ -159,6 +159,15 @@ class TestEdited:
         with pytest.raises(ConfigError, match="1 of its 4 files"):
             diff_folder(repository, tree, folder)
 
+    def test_the_tree_of_another_release_is_a_mistake(self, repository: Repository, tmp_path: Path) -> None:
+        pinned = make_tree(repository, {**BASE, "PKG-INFO": "Name: vllm\nVersion: 1.2.0\n"})
+        write_tree(repository, pinned, tmp_path / "edited")
+        edit(tmp_path / "edited", {"a.py": "a = 2\n"})
+        assert diff_folder(repository, pinned, tmp_path / "edited")
+        edit(tmp_path / "edited", {"PKG-INFO": "Name: vllm\nVersion: 1.1.0\n"})
+        with pytest.raises(ConfigError, match=r"of release 1\.1\.0, and 1\.2\.0 is pinned"):
+            diff_folder(repository, pinned, tmp_path / "edited")
+
     def test_a_tree_appears_whole_or_not_at_all(self, repository, tree, tmp_path, monkeypatch):
         def half(_: Repository, __: str, folder: Path) -> None:
             folder.mkdir()

@@ -6,6 +6,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator, Sequence
+from email import message_from_bytes
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
     Left-overs of tools and editors are not taken, and warned of, as are other line ends.
 
     Raises:
-        ConfigError: the folder does not exist, or does not look like that tree.
+        ConfigError: the folder does not exist, does not look like that tree, or is of another release.
         PatchError: a file still has conflict markers, a symbolic link or a file's mode changed, or something
             is no file.
     """
@@ -76,6 +77,8 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
             because=f"it has {len(present & known.keys())} of its {len(known)} files",
             next_step="'sparkwright carry edit FOLDER' writes the tree to edit",
         )
+    if (metadata := known.get("PKG-INFO")) is not None and "PKG-INFO" in present:
+        _require_release(folder, repository.blob(metadata.blob))
     changed_modes: list[str] = []
     modes: set[str] = set()
     changes: dict[str, FileEntry | None] = {path: None for path in known if path not in present}
@@ -106,6 +109,19 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
         return b""
     edited = patch_tree(repository, tree, changes)
     return repository.diff(tree, edited, context=0)
+
+
+def _require_release(folder: Path, pinned: bytes) -> None:
+    """Refuse a tree of another release: all that upstream changed between them would be taken for edits."""
+    there, wanted = (
+        message_from_bytes(data)["Version"] for data in ((folder / "PKG-INFO").read_bytes(), pinned)
+    )
+    if there != wanted:
+        raise ConfigError(
+            f"{folder} is not an edited form of the pinned tree",
+            because=f"it is of release {there}, and {wanted} is pinned",
+            next_step="name the series of that release: --series",
+        )
 
 
 def _is_link(path: str, file: Path, entry: TreeEntry | None) -> bool:

@@ -103,6 +103,7 @@ def new(
         taken = list(_patch(patch))
     if spec is not None:
         write_atomically(patchset, with_carry(patchset.read_text("utf-8"), carry.name, spec).encode())
+    series = "" if session.checkout.is_default else f" --series {session.checkout.series}"
     listed = "" if spec else f"add {carry.name!r} to {patchset}, "
     return Result(
         to_builtins(carry.spec),
@@ -111,7 +112,7 @@ def new(
             ("made", carry.folder),
             ("added", f"{carry.name!r} to {patchset}" if spec else ""),
             ("next", f"write {carry.probe_path} and complete {carry.folder / 'carry.toml'},"),
-            ("", f"{listed}then: sparkwright carry prove {carry.name}"),
+            ("", f"{listed}then: sparkwright carry prove {carry.name}{series}"),
         ],
     )
 

@@ -12,7 +12,7 @@ from typing import Literal
 from sparkwright.base.errors import FetchError, NotInStoreError, UnknownNameError, unknown_name
 from sparkwright.base.events import warn
 from sparkwright.carries import Revision
-from sparkwright.carries.patchset import BuildSpec
+from sparkwright.carries.patchset import BuildSpec, load_patchset
 from sparkwright.distributed.cluster import Cluster
 from sparkwright.git import LINK, Repository, TreeEntry, open_repository
 from sparkwright.lock import Artifact
@@ -253,7 +253,12 @@ def require_listed(checkout: Checkout, spec: BuildSpec, names: Iterable[str]) ->
         if name in listed:
             continue
         if (checkout.carries / name / "carry.toml").is_file():
-            raise UnknownNameError(f"carry {name} is not in {path}", next_step="add it to the carries there")
+            patchsets = [load_patchset(path.parent, one.stem) for one in sorted(path.parent.glob("*.toml"))]
+            others = [f"--series {one.series}" for one in patchsets if one.series and name in one.carries]
+            raise UnknownNameError(
+                f"carry {name} is not in {path}",
+                next_step=" or ".join([*others, "add it to the carries there"]),
+            )
         raise unknown_name(f"carry in {path}", name, listed)
 
 

@@ -168,6 +168,13 @@ class TestTwoSeries:
             assert (ran.status, "patchsets/1.3.lock" in ran.err) == (LockMismatchError.exit_code, True)
         assert (two.root / "patchsets" / "1.3.lock").read_bytes() == before
 
+    def test_a_carry_of_another_series_is_named_with_it(self, two: World) -> None:
+        write_patchset(two, "1.2", ["clamp"])
+        ran = two.call("carry", "prove", "align")
+        assert ran.status == UnknownNameError.exit_code
+        assert "next     --series 1.3 or add it to the carries there" in ran.err
+        two.good("carry", "prove", "align", "--series", "1.3")
+
     @pytest.mark.parametrize("command", ["wheel", "nightly"])
     def test_an_unknown_series_is_refused(self, two: World, command: str) -> None:
         ran = two.call(command, "--series", "1.33")
