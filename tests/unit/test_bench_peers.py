@@ -1,6 +1,5 @@
 """The comparison of load generators: requests are paired with their records, and errors are those planted."""
 
-
 import pytest
 from peers import PeerErrors, errors_of, pair
 from peers_clients import PeerTime

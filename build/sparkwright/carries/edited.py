@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from email import message_from_bytes
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -77,8 +77,7 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
             because=f"it has {len(present & known.keys())} of its {len(known)} files",
             next_step="'sparkwright carry edit FOLDER' writes the tree to edit",
         )
-    if (metadata := known.get("PKG-INFO")) is not None and "PKG-INFO" in present:
-        _require_release(folder, repository.blob(metadata.blob))
+    _require_release(folder, repository, known)
     changed_modes: list[str] = []
     modes: set[str] = set()
     changes: dict[str, FileEntry | None] = {path: None for path in known if path not in present}
@@ -111,11 +110,13 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
     return repository.diff(tree, edited, context=0)
 
 
-def _require_release(folder: Path, pinned: bytes) -> None:
+def _require_release(folder: Path, repository: Repository, known: Mapping[str, TreeEntry]) -> None:
     """Refuse a tree of another release: all that upstream changed between them would be taken for edits."""
-    there, wanted = (
-        message_from_bytes(data)["Version"] for data in ((folder / "PKG-INFO").read_bytes(), pinned)
-    )
+    edited = folder / "PKG-INFO"
+    if edited.name not in known or not edited.is_file():
+        return
+    read = (edited.read_bytes(), repository.blob(known[edited.name].blob))
+    there, wanted = (message_from_bytes(data)["Version"] for data in read)
     if there != wanted:
         raise ConfigError(
             f"{folder} is not an edited form of the pinned tree",
