@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ json.dump(problems, open(report, "w"))
 """
 PLAIN = (
     "max-num-seqs", "kv-cache-dtype", "quantization", "attention-backend", "attention-config",
-    "tool-call-parser", "tool-parser-plugin", "enable-prefix-caching", "no-enable-prefix-caching",
+    "tool-call-parser", "tool-parser-plugin", "reasoning-parser", "reasoning-parser-plugin", "load-format",
+    "enable-prefix-caching", "no-enable-prefix-caching",
 )  # fmt: skip
 RELEASE = check_options.Release(
     flags={
@@ -46,14 +48,22 @@ RELEASE = check_options.Release(
         "quantization": ["fp8", "compressed-tensors"],
         "tool-call-parser": ["qwen3_coder", "mistral"],
         "reasoning-parser": ["qwen3"],
+        "load-format": ["auto", "safetensors"],
     },
 )
 
 
-def problems(changes: dict[str, Any], *, error: str = "", user: tuple[str, ...] = ()) -> list[Problem]:
+def problems(
+    changes: dict[str, Any], *, error: str = "", part: str = "some/model", user: tuple[str, ...] = ()
+) -> list[Problem]:
+    """Return the problems of a recipe, where the parser says *error* of a line with *part* in it."""
     recipe = Recipe(**({"format": 1, "name": "made", "title": "Made up", "model": "some/model"} | changes))
     question = msgspec.to_builtins(question_of(recipe, user))
-    return msgspec.convert(check_options.problems(RELEASE, question, error), list[Problem])
+
+    def refusal(line: list[str]) -> str:
+        return error if part in line else ""
+
+    return msgspec.convert(check_options.problems(RELEASE, question, refusal), list[Problem])
 
 
 def found(changes: dict[str, Any], **keys: Any) -> list[str]:
@@ -86,6 +96,10 @@ PLANTED = [
     ("--tool-call-parser=qwen3-coder",
      f"value --tool-call-parser qwen3-coder: {NOT_TAKEN}; {NEAR} qwen3_coder",
      "--tool-call-parser=my_own --tool-parser-plugin=my_own.py"),
+    ("--reasoning-parser=qwen4", f"value --reasoning-parser qwen4: {NOT_TAKEN}; {NEAR} qwen3",
+     "--reasoning-parser=my_own --reasoning-parser-plugin=my_own.py"),
+    ("--load-format=bitsandbytes", f"value --load-format bitsandbytes: {NOT_TAKEN}",
+     "--load-format=safetensors"),
     ("VLLM_FP8_MOE_BACKEND=flashinfer", f"variable VLLM_FP8_MOE_BACKEND: {DEAD}; use the flag moe-backend",
      "VLLM_DIST_IDENT=x NCCL_SOCKET_IFNAME=eth0"),
     ("draft.method=dflash draft.num_spec_tokens=3",
@@ -111,10 +125,39 @@ def test_the_parsers_own_error_is_reported_where_nothing_else_explains_it() -> N
     assert found({"flags": {"max-num-seqs": "many"}}, error="invalid int value: 'many'") == [
         "parser vllm serve: invalid int value: 'many'"
     ]
-    assert len(found({"flags": {"max-num-sequences": 4}}, error="unrecognized arguments")) == 1
+    unknown = {"flags": {"max-num-sequences": 4}}
+    assert len(found(unknown, error="unrecognized arguments", part="--max-num-sequences")) == 1
     dead = found({"flags": {"max-num-seqs": "many"}}, error="invalid", user=("VLLM_GONE",))
     assert dead[0] == "parser vllm serve: invalid"
     assert dead[1].startswith("shell variable VLLM_GONE")
+
+
+@pytest.mark.parametrize(
+    ("refused", "named"),
+    [
+        ({"max-num-sequences": 4}, "flag --max-num-sequences"),
+        ({"quantization": "bitsandbytes"}, "value --quantization"),
+        ({"attention-backend": "NONE", "kv-cache-dtype": "x"}, "value --attention-backend"),
+    ],
+)
+def test_a_refused_option_does_not_hide_the_parsers_error_on_another(refused, named):
+    flags = {**refused, "max-num-seqs": "many"}
+    *first, last = found({"flags": flags}, error="invalid int value: 'many'", part="--max-num-seqs")
+    assert first[0].startswith(named)
+    assert last == "parser vllm serve: invalid int value: 'many'"
+
+
+def test_an_option_that_needs_a_refused_one_is_not_refused_for_it() -> None:
+    flags = {"tool-call-parser": "none", "enable-auto-tool-choice": True}
+    options = {**RELEASE.flags, "enable-auto-tool-choice": ([], "")}
+    recipe = Recipe(format=1, name="made", title="Made up", model="some/model", flags=flags)
+    question = msgspec.to_builtins(question_of(recipe))
+    lines: list[list[str]] = []
+    found = check_options.problems(
+        replace(RELEASE, flags=options), question, lambda line: lines.append(line) or ""
+    )
+    assert [one["name"] for one in found] == ["--tool-call-parser none"]
+    assert lines == [["some/model", "--served-model-name", "made", "--host", "localhost", "--port", "8000"]]
 
 
 def test_what_still_works_does_not_refuse() -> None:

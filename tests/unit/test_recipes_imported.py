@@ -174,18 +174,22 @@ def test_what_names_no_server_is_refused(text: str) -> None:
 
 def test_what_a_release_lacks_is_left_out_and_what_it_refuses_is_wrong() -> None:
     recipe = Recipe(
-        format=1, name="x", title="x", model="m", flags={"old": 1, "kv": 2}, environment={"VLLM_OLD": "1"}
-    )
+        format=1, name="x", title="x", model="m", flags={"old": 1, "kv": 2, "past": False},
+        environment={"VLLM_OLD": "1"}, speculative={"method": "mtp", "old": 1},
+    )  # fmt: skip
     problems = [
         Problem("flag", "--old", "gone"),
+        Problem("flag", "--no-past", "gone"),
         Problem("variable", "VLLM_OLD", "unread"),
+        Problem("speculative key", "old", "gone"),
         Problem("value", "--kv 2", "no choice"),
         Problem("deprecated", "--kv", "later"),
     ]
     left, remarks = without_dead(recipe, problems)
-    assert (left.flags, left.environment) == ({"kv": 2}, {})
+    assert (left.flags, left.environment, left.speculative) == ({"kv": 2}, {}, {"method": "mtp"})
     assert [(one.level, one.what) for one in remarks] == [
-        ("left out", "--old"), ("left out", "VLLM_OLD"), ("wrong", "--kv 2"),
+        ("left out", "--old"), ("left out", "--no-past"), ("left out", "VLLM_OLD"), ("left out", "old"),
+        ("wrong", "--kv 2"),
     ]  # fmt: skip
 
 
@@ -193,12 +197,16 @@ def test_what_a_release_lacks_is_left_out_and_what_it_refuses_is_wrong() -> None
 
 
 def test_a_secret_is_not_written_in_place_of_its_variable() -> None:
-    recipe, _ = import_recipe("export HF_TOKEN=hf_abc MODEL=org/m; vllm serve $MODEL --revision $HF_TOKEN")
-    assert (recipe.model, recipe.flags["revision"]) == ("org/m", "$HF_TOKEN")
+    text = "export HF_TOKEN=hf_abc MODEL=org/m; vllm serve $MODEL --revision $HF_TOKEN"
+    recipe, remarks = import_recipe(text)
+    assert (recipe.model, recipe.flags) == ("org/m", {})
+    assert ("--revision $HF_TOKEN", "its value is set elsewhere") in [
+        (one.what, one.because) for one in remarks
+    ]
 
 
 def test_a_null_in_a_list_is_refused(tmp_path: Path) -> None:
-    recipe, _ = import_recipe("vllm serve org/m --limit '[1, null]'")
+    recipe, _ = import_recipe("vllm serve org/m --limit '{\"a\": [1, null]}'")
     with pytest.raises(ConfigError, match="null"):
         recipe_text(recipe)
 
@@ -281,9 +289,9 @@ def test_options_in_a_variable_are_several_words() -> None:
 
 
 def test_a_compose_file_has_defaults_dollar_signs_and_long_volumes() -> None:
-    service = "services: {s: {image: vllm/vllm, command: '--model ${PLACE:-/models/m} --x $$A', volumes: %s}}"
+    service = "services: {s: {image: vllm/vllm, command: '--model ${PLACE:-/models/m} --x A$$', volumes: %s}}"
     recipe, _ = import_recipe(service % "[{type: bind, source: '${DATA:-/data}', target: /models}]")
-    assert (recipe.model, recipe.flags) == ("/data/m", {"x": "$A"})
+    assert (recipe.model, recipe.flags) == ("/data/m", {"x": "A$"})
     assert import_recipe(service % "['${DATA:-/data}:/models']")[0].model == "/data/m"
     mount = "docker run --mount type=bind,source=/data,target=/models vllm/vllm --model /models/m"
     assert import_recipe(mount)[0].model == "/data/m"
@@ -319,3 +327,140 @@ def test_a_server_in_a_running_container_behind_a_comment_or_an_option_is_found(
 
 def test_a_short_option_with_a_dot_is_the_long_one() -> None:
     assert flags("-cc.mode=none") == {"compilation-config": {"mode": "none"}}
+
+
+SPREAD = """
+export MODEL=org/m KEPT=1 VLLM_LENGTH=8
+more=()
+args=(
+  # what is served
+  "$MODEL" --seed 1   # a number
+  # --seed 2
+)
+args+=(--max-model-len "$VLLM_LENGTH")
+vllm serve "${args[@]}" ${more[@]+"${more[@]}"} --dtype auto "$@" > log
+"""
+
+
+def test_options_in_an_array_are_several_words() -> None:
+    recipe, remarks = import_recipe(SPREAD)
+    assert recipe.model == "org/m"
+    assert recipe.flags == {"seed": 1, "max-model-len": 8, "dtype": "auto"}
+    assert remarks == ()
+
+
+def test_a_variable_that_the_command_uses_is_not_the_servers() -> None:
+    assert import_recipe(SPREAD)[0].environment == {"KEPT": "1", "VLLM_LENGTH": "8"}
+    assert import_recipe("export A=org/m\nB=$A\nvllm serve $B")[0].environment == {}
+    assert import_recipe("A=1 vllm serve org/m")[0].environment == {"A": "1"}
+
+
+@pytest.mark.parametrize(
+    ("word", "value"),
+    [
+        ("$A-FP8", "org-FP8"),
+        ("${A}x", "orgx"),
+        ("${A:?no}", "org"),
+        ("${N:-${A}}", "org"),
+        ("${A:+yes}", "yes"),
+    ],
+)
+def test_a_variable_is_read_as_the_shell_does(word: str, value: str) -> None:
+    assert import_recipe(f"A=org\nA+=\nvllm serve org/m --x {word} ${{N:+--y}} ${{N:-}}")[0].flags == {
+        "x": value
+    }
+
+
+def test_a_setting_that_the_text_does_not_hold_is_left_out() -> None:
+    recipe, remarks = import_recipe('vllm serve org/m --seed $SEED --dtype auto $MORE --x \'{"y": "$Y"}\'')
+    assert recipe.flags == {"dtype": "auto"}
+    assert {one.what for one in remarks} == {"--seed $SEED", "$MORE", "--x {'y': '$Y'}"}
+    with pytest.raises(ConfigError, match="names no model"):
+        import_recipe("vllm serve org/$NAME")
+
+
+def test_the_old_short_option_for_compilation_is_the_long_one_and_said() -> None:
+    for text in ("-O.mode=none", "-O.mode none", """-O '{"mode": "none"}'"""):
+        assert flags(text) == {"compilation-config": {"mode": "none"}}
+        assert [level for level, what in levels(f"vllm serve org/m {text}") if what.startswith("-O")] == [
+            "wrong"
+        ]
+    assert levels("vllm serve org/m -O 2") == levels("vllm serve org/m -O2") == set()
+
+
+UNIT = """
+[Unit]
+Description=vllm serve org/other
+[Service]
+Environment=FIRST=1 "SECOND=a b"
+EnvironmentFile=-/etc/default/server
+ExecStartPre=-/usr/bin/docker rm -f server
+ExecStart=/opt/venv/bin/vllm serve org/m \\
+    --seed 1 \\
+    # --seed 2 \\
+    --dtype auto
+ExecStop=/bin/kill $MAINPID
+"""
+
+
+def test_a_systemd_unit_is_one_more_form() -> None:
+    recipe, remarks = import_recipe(UNIT)
+    assert (recipe.model, recipe.flags) == ("org/m", {"seed": 1, "dtype": "auto"})
+    assert recipe.environment == {"FIRST": "1", "SECOND": "a b"}
+    assert [one.what for one in remarks] == ["source /etc/default/server"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (CONTAINER.format(SERVE).replace("--rm", "--label key=word"), "-it, --label, --gpus"),
+        (CONTAINER.format(SERVE).replace("--rm", "--env-file my.env"), "--env-file my.env"),
+        (
+            f"pip install --index-url https://me:word@host/simple x\n{SERVE}",
+            "pip install --index-url https…host/simple x",
+        ),
+        (COMPOSE.replace("environment:", "env_file: my.env\n    environment:"), "env_file my.env"),
+        (TEMPLATE.replace("mods:", "pre_exec: [ls]\nmods:"), "pre_exec: ls"),
+        (f"set -a; . ./my.env; set +a\nsource venv/bin/activate\n{SERVE}", ". ./my.env"),
+        (f"VLLM_SERVER_DEV_MODE=1 {SERVE}", "VLLM_SERVER_DEV_MODE"),
+    ],
+)
+def test_what_is_not_read_is_said_without_secrets(text: str, said: str) -> None:
+    remarks = import_recipe(text)[1]
+    assert said in {one.what for one in remarks}
+    assert "word" not in str(remarks)
+
+
+def test_files_are_the_hosts_and_relative_ones_are_wrong() -> None:
+    options = "--model /models/m/one --chat-template /models/m/t.jinja --root-path /v1"
+    options += " --lora-modules a=/models/m/a b=/b"
+    recipe, remarks = import_recipe(CONTAINER.format(options))
+    lora = ["a=/data/model/a", "b=/b"]
+    assert recipe.flags == {"chat-template": "/data/model/t.jinja", "root-path": "/v1", "lora-modules": lora}
+    here = CONTAINER.format("/models/m").replace("/data", "$(pwd)")
+    assert ("wrong", "$(pwd)/model") in levels(here)
+    home = CONTAINER.format("/models/m").replace("/data", "${HOME}")
+    assert (import_recipe(home)[0].model, import_recipe("vllm serve $HOME/m")[0].model) == ("~/model", "~/m")
+    assert [one.what for one in remarks if one.level == "wrong"] == ["/b"]
+    assert levels("vllm serve org/m --chat-template t.jinja") == {("wrong", "--chat-template t.jinja")}
+    assert levels("vllm serve org/m --chat-template /data/t.jinja") == set()
+
+
+def test_a_list_of_json_is_one_word_of_the_command() -> None:
+    assert flags("""--allowed-origins '["*"]'""") == {"allowed-origins": '["*"]'}
+
+
+def test_the_model_behind_an_option_without_a_value_is_found() -> None:
+    recipe = import_recipe("vllm serve --enforce-eager --enable-x org/m --seed 1")[0]
+    assert (recipe.model, recipe.flags) == ("org/m", {"enforce-eager": True, "enable-x": True, "seed": 1})
+
+
+def test_an_image_of_any_name_is_a_server_by_its_options() -> None:
+    assert import_recipe("docker run own/image --model org/m --max-model-len 8")[0].model == "org/m"
+    with pytest.raises(ConfigError):
+        import_recipe("docker run own/image --model org/m --ctx-size 8")
+
+
+def test_an_array_that_grows_without_end_is_refused() -> None:
+    with pytest.raises(ConfigError, match="cannot be read as a command"):
+        import_recipe("A=(--x yyyyyyyy)\n" + 'A+=("${A[@]}" "${A[@]}")\n' * 40 + 'vllm serve "${A[@]}"')

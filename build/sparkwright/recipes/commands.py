@@ -1,4 +1,4 @@
-"""Commands that serve a model, in a script, a ``docker run`` line, a compose file or another tool's recipe.
+"""Commands that serve a model, in a script, a container's, a systemd unit, or another tool's recipe.
 
 Nothing is run. Read `read_yaml`, `commands_of_yaml` and `commands_of_script` first.
 """
@@ -13,6 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sparkwright.base.errors import ConfigError
+from sparkwright.recipes.shell import (
+    SECRET_VALUE,
+    expanded,
+    expanded_words,
+    logical_lines,
+    used_names,
+)
 
 Level = Literal["left out", "wrong", "dangerous"]
 
@@ -24,23 +31,18 @@ _SHELL = re.compile(r"\d?(?:>|<)|\||&$")
 _SERVER = re.compile(r"vllm\.entrypoints\.(?:openai\.api_server|cli\.main)$")
 _PACKAGES = re.compile(r"/(?:site|dist)-packages/")
 _INSTALLS = re.compile(r"(?:sudo )?(?:uv )?(?:pip3?|apt|apt-get)(?: -\S+)* install\b")
-_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_SOURCED = re.compile(r"(?:source|\.)\s+(?!\S*/activate\b)\S+$")
+_UNREAD = "the variables in it are not read"
+_VARIABLE = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_ARRAY = re.compile(r"(?:(?:local|readonly|declare -a) )?([A-Za-z_]\w*)(\+?)=\((.*)\)", re.DOTALL)
+_DECLARES = frozenset({"export", "declare", "local", "readonly", "typeset"})
+# Options that no other server has, where an image's name does not say which it is.
+_OF_VLLM = re.compile(r"--(?:max[-_]model[-_]len|gpu[-_]memory[-_]utilization)(?:=|$)")
 # Commands that serve nothing, whatever their words are.
 _SHOWS = frozenset(
     {"#", "alias", "cat", "echo", "grep", "ls", "man", "pgrep", "pkill", "printf", "test", "[", "which"}
 )
-_HEREDOC = re.compile(r"<<-?\s*[\"']?(\w+)[\"']?[^\n]*\n.*?^[ \t]*\1[ \t]*$", re.MULTILINE | re.DOTALL)
-# Names of secrets: their last word, or any of them.
-SECRET = re.compile(
-    r"(?:^|[_-])(?:token|keys?|pass|pat|(?:access_key_)id)$|(?:^|[_-])(?:api_?keys?|secret|password|passwd"
-    r"|passphrase|credentials?)(?:[_-]|$)",
-    re.IGNORECASE,
-)
-# Values that are secrets whatever holds them: keys by their beginnings, and addresses with a password.
-SECRET_VALUE = re.compile(r"\b(?:hf_|sk-|ghp_|github_pat_|glpat-|nvapi-)[\w-]{16,}|://[^/\s:@]*:[^/\s@]+@")
-LONGEST = 1 << 18  # characters; a command has a few thousand
 _MOST_ALIASES = 32  # of YAML; each may double what it stands for
-_UNSET = re.compile(r"\$\{?([A-Za-z_]\w*)(?:(:?-)([^}]*))?\}?")
 # Of ``docker run``: options without a value; all others have one.
 _ALONE = {
     *("-d", "--detach", "-i", "--interactive", "-t", "--tty", "--rm", "--init", "--privileged", "-P"),
@@ -55,6 +57,10 @@ class Remark:
     level: Level
     what: str
     because: str
+
+    def __post_init__(self) -> None:
+        """Take secrets out, whatever the word is."""
+        object.__setattr__(self, "what", SECRET_VALUE.sub("…", self.what))
 
 
 @dataclass
@@ -103,6 +109,7 @@ def commands_of_yaml(data: Mapping[str, Any]) -> list[ServeCommand]:
         for key, why in (
             ("mods", "patches of another image are not applied"),
             ("build_args", "the wheel is built by its own patchset"),
+            ("pre_exec", "nothing is run before the server"),
         )
         if data.get(key)
     ]
@@ -184,12 +191,15 @@ def _service(service: Mapping[str, Any]) -> Iterator[ServeCommand]:
         for one in (stated if isinstance(stated, list) else [stated])
     ]
     mounts = dict(_mount(one) for one in map(_interpolated, volumes) if ":" in one)
-    yield from _of_image(_interpolated(str(service.get("image", ""))), entry, words, variables, mounts)
+    unread = [Remark("left out", f"env_file {name}", _UNREAD) for name in _listed(service, "env_file")]
+    for one in _of_image(_interpolated(str(service.get("image", ""))), entry, words, variables, mounts):
+        one.remarks += unread
+        yield one
 
 
 def _interpolated(text: str) -> str:
     """Return *text* with the defaults of variables, which are those of the shell; ``$$`` is a dollar sign."""
-    return "$".join(_expanded(part, {}) for part in text.split("$$"))
+    return "$".join(expanded(part, {}) for part in text.split("$$"))
 
 
 def _words_of(command: Any) -> list[str]:
@@ -199,85 +209,54 @@ def _words_of(command: Any) -> list[str]:
 
 
 def commands_of_script(text: str, environment: Mapping[str, str]) -> Iterator[ServeCommand]:
-    """Yield the servers that a script starts, with the variables that it exports before."""
-    known, own = dict(environment), dict[str, str]()
-    lines = list(_logical_lines(_HEREDOC.sub("", text)))
-    installs = [Remark("left out", one, "the runtime is locked") for one in lines if _INSTALLS.match(one)]
+    """Yield the servers that a script starts, with the variables that it exports before.
+
+    Variables that only the script itself uses are not the server's.
+    """
+    known, own, used = dict(environment), dict[str, str](), set[str]()
+    lines = list(logical_lines(text))
+    remarks = [Remark("left out", one, "the runtime is locked") for one in lines if _INSTALLS.match(one)]
+    remarks += [Remark("left out", one, _UNREAD) for one in lines if _SOURCED.match(one)]
     for line in lines:
+        values = {**known, **own}
+        if array := _ARRAY.fullmatch(line):
+            used |= used_names(line)
+            more = shlex.join(expanded_words(shlex.split(array[3]), values))
+            own[array[1]] = f"{own.get(array[1], '')} {more}" if array[2] else more
+            continue
         words = shlex.split(line)
+        declares = words[0] if words and words[0] in _DECLARES else ""
+        words = words[bool(declares) :]
         before: dict[str, str] = {}
-        while words and (found := _VARIABLE.fullmatch(words[0])):
-            before[found[1]] = _expanded(found[2], {**known, **own})
+        while words and ((found := _VARIABLE.fullmatch(words[0])) or declares):
+            if found:
+                old = values.get(found[1], "") if found[2] else ""
+                before[found[1]] = old + expanded(found[3], values)
             words = words[1:]
-        if not words:
+        if declares == "export":
+            known |= before
+        elif not words:
             own |= before
-        elif words[0] == "export":
-            for found in filter(None, map(_VARIABLE.fullmatch, words[1:])):
-                known[found[1]] = _expanded(found[2], {**known, **own})
+            used |= used_names(line)
         else:
             words = words[: next((at for at, word in enumerate(words) if _SHELL.match(word)), len(words))]
-            expanded = [part for word in words for part in _parts(word, {**known, **own, **before})]
-            for one in _of_words(expanded, {**known, **before}):
-                one.remarks += installs
+            used |= used_names(" ".join(words))
+            exported = {
+                name: value for name, value in known.items() if name not in used or name.startswith("VLLM_")
+            }
+            for one in _of_words(expanded_words(words, {**values, **before}), {**exported, **before}):
+                one.remarks += remarks
                 yield one
-
-
-def _logical_lines(text: str) -> Iterator[str]:
-    """Yield the commands of a script: continued lines as one, and those behind ``&&`` on their own."""
-    text = re.sub(r"(?m)^([ \t]*#.*?)[\\ \t\r]*$", r"\1", text)  # a comment is not continued
-    whole, quoted = re.sub(r"\\[ \t]*\r?\n", " ", text), ""
-    line, comment = "", False
-    for at, sign in enumerate(whole):
-        comment = sign != "\n" and (
-            comment or (sign == "#" and not quoted and whole[at - 1 : at].strip() in {"", ";"})
-        )
-        if comment:
-            continue
-        if quoted:
-            quoted = "" if sign == quoted else quoted
-        elif sign in "\"'":
-            quoted = sign
-        elif sign in ";\n" or whole[at : at + 2] == "&&" or (sign == "&" and whole[at - 1] == "&"):
-            if line.strip():
-                yield line.strip()
-            line = ""
-            continue
-        line += sign
-    if line.strip():
-        yield line.strip()
-
-
-def _expanded(word: str, values: Mapping[str, str]) -> str:
-    """Return *word* with shell variables that are known, or have a default, replaced; secrets are not.
-
-    Raises:
-        ValueError: it grows beyond any command.
-    """
-
-    def value(found: re.Match[str]) -> str:
-        known = "" if SECRET.search(found[1]) else values.get(found[1])
-        return known or (found[3] if found[2] else found[0])
-
-    expanded = _UNSET.sub(value, word)
-    if len(expanded) > LONGEST:
-        raise ValueError("a variable that grows beyond any command")
-    return expanded
-
-
-def _parts(word: str, values: Mapping[str, str]) -> list[str]:
-    """Return *word* expanded; a variable alone that holds options gives several words, as without quotes."""
-    expanded = _expanded(word, values)
-    return shlex.split(expanded) if _UNSET.fullmatch(word) and expanded.startswith("-") else [expanded]
 
 
 def _of_words(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[ServeCommand]:
     """Yield the server that one command starts; nothing for another command."""
     environment = dict(environment)
     while words and (
-        (found := _VARIABLE.fullmatch(words[0])) or words[0] in {"sudo", "exec", "nohup", "env"}
+        (found := _VARIABLE.fullmatch(words[0])) or words[0] in {"sudo", "exec", "nohup", "env", "-E", "-i"}
     ):
         if found:
-            environment[found[1]] = found[2]
+            environment[found[1]] = found[3]
         words = words[1:]
     if not words or words[0] in _SHOWS:
         return
@@ -308,6 +287,7 @@ def _of_words(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[
 def _of_container(words: Sequence[str]) -> Iterator[ServeCommand]:
     """Yield the server of a ``docker run`` line, from behind ``run`` on."""
     environment, mounts, unused = dict[str, str](), dict[str, str](), list[str]()
+    remarks: list[Remark] = []
     entry: list[str] = []
     rest = list(words)
     while rest and rest[0].startswith("-"):
@@ -323,16 +303,17 @@ def _of_container(words: Sequence[str]) -> Iterator[ServeCommand]:
                 mounts[target] = parts.get("source") or parts.get("src") or ""
             case "--entrypoint":
                 entry = shlex.split(value)
+            case "--env-file":
+                remarks.append(Remark("left out", f"--env-file {value}", _UNREAD))
             case _:
-                unused.append(f"{option} {value}".strip())
-    if not rest:
-        return
-    for one in _of_image(rest[0], entry, rest[1:], environment, mounts):
-        if "--privileged" in unused:
-            one.remarks.append(Remark("dangerous", "--privileged", "the container owns the machine"))
-        if unused:
-            why = "a recipe is served without a container, or by the image that ci/image.sh builds"
-            one.remarks.append(Remark("left out", ", ".join(unused), why))
+                unused.append(option)  # its value may be a secret
+    if "--privileged" in unused:
+        remarks.append(Remark("dangerous", "--privileged", "the container owns the machine"))
+    if unused:
+        why = "a recipe is served without a container, or by the image that ci/image.sh builds"
+        remarks.append(Remark("left out", ", ".join(dict.fromkeys(unused)), why))
+    for one in _of_image(rest[0], entry, rest[1:], environment, mounts) if rest else ():
+        one.remarks += remarks
         yield one
 
 
@@ -356,7 +337,8 @@ def _of_image(
 ) -> Iterator[ServeCommand]:
     """Yield the server that *image* runs with the command *words*, behind *entry* in place of its own."""
     found = list(_of_words([*entry, *words], environment))
-    if not found and not entry and words and _SERVER_IMAGE.search(image) and _ARGUMENT.match(words[0]):
+    server = _SERVER_IMAGE.search(image) or any(map(_OF_VLLM.match, words))
+    if not found and not entry and words and server and _ARGUMENT.match(words[0]):
         found = [ServeCommand(list(words), dict(environment))]
     for one in found:
         one.mounts, one.contained = dict(mounts), True

@@ -1,9 +1,9 @@
 """A recipe from a command, a compose file, or a recipe of another tool that runs ``vllm serve``.
 
 Read `import_recipe` first. The text is a command line or a script with one (``vllm serve``, the server's
-module, ``docker run`` of an image that runs either), a compose file, or YAML with a ``command`` and
-``defaults``, as spark-vllm-docker and sparkrun have it; `commands` finds the command. What a recipe does not
-hold is left out, and a `Remark` gives the reason.
+module, ``docker run`` of an image that runs either), a systemd unit, a compose file, or YAML with a
+``command`` and ``defaults``, as spark-vllm-docker and sparkrun have it; `commands` finds the command. What a
+recipe does not hold is left out, and a `Remark` gives the reason.
 """
 
 from __future__ import annotations
@@ -17,9 +17,6 @@ from msgspec import structs
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.recipes.commands import (
-    LONGEST,
-    SECRET,
-    SECRET_VALUE,
     Remark,
     ServeCommand,
     commands_of_script,
@@ -28,6 +25,7 @@ from sparkwright.recipes.commands import (
 )
 from sparkwright.recipes.recipe import Recipe, refused_variable
 from sparkwright.recipes.release_options import Problem
+from sparkwright.recipes.shell import LONGEST, SECRET, SECRET_VALUE, UNKNOWN, script_of_unit
 
 _ALIASES = {
     "-tp": "tensor-parallel-size",
@@ -68,7 +66,14 @@ _OF_THE_MACHINE = {
 _DANGEROUS = {
     "trust-remote-code": "code of the model's repository runs here",
     "allowed-local-media-path": "clients can read files of that folder",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "what the server's processes send each other may run code",
+    "VLLM_SERVER_DEV_MODE": "clients can stop the server, and call functions in it",
 }
+_ELSEWHERE = "its value is set elsewhere"
+# Flags without a value, behind which the model may stand.
+_ALONE = re.compile(r"(?:no|enable|disable)-|enforce-eager$|trust-remote-code$|async-scheduling$")
+_NO_PATHS = frozenset({"allowed-local-media-path", "disable-access-log-for-endpoints", "root-path"})
+_HOME = re.compile(r"\$(?:HOME|\{HOME\})(?=/)")
 _CLASH = "the option before its dot was given a value of its own"
 _LONGEST_NAME = 64
 _MOST_UTILIZATION = 0.9
@@ -89,7 +94,8 @@ def import_recipe(text: str, name: str = "") -> tuple[Recipe, tuple[Remark, ...]
         raise ConfigError("this is no command", because=f"it has {len(text):,} characters")
     data = read_yaml(text)
     try:
-        found = commands_of_yaml(data) if data is not None else list(commands_of_script(text, {}))
+        script = script_of_unit(text)
+        found = list(commands_of_script(script, {})) if data is None else commands_of_yaml(data)
     except ValueError as error:
         raise ConfigError("this cannot be read as a command", because=f"{error} in it") from error
     if len(found) != 1:
@@ -102,15 +108,21 @@ def import_recipe(text: str, name: str = "") -> tuple[Recipe, tuple[Remark, ...]
 
 
 def without_dead(recipe: Recipe, problems: Iterable[Problem]) -> tuple[Recipe, tuple[Remark, ...]]:
-    """Return *recipe* without flags and variables that a release lacks, and what is wrong with the others."""
-    flags, environment = dict(recipe.flags), dict(recipe.environment)
+    """Return *recipe* without options that a release lacks, and what is wrong with the others."""
+    left = {
+        "flag": dict(recipe.flags),
+        "variable": dict(recipe.environment),
+        "speculative key": dict(recipe.speculative),
+    }
     remarks = []
     for one in problems:
-        known = flags if one.kind == "flag" else environment if one.kind == "variable" else {}
-        dead = known.pop(one.name.removeprefix("--"), None) is not None
+        known, name = left.get(one.kind, {}), one.name.removeprefix("--")
+        dead = known.pop(name if name in known else name.removeprefix("no-"), None) is not None
         if dead or one.kind not in {"deprecated", "shell variable"}:
             remarks.append(Remark("left out" if dead else "wrong", one.name, _because(one)))
-    return structs.replace(recipe, flags=flags, environment=environment), tuple(remarks)
+    flags, environment, speculative = left.values()
+    changed = structs.replace(recipe, flags=flags, environment=environment, speculative=speculative)
+    return changed, tuple(remarks)
 
 
 def _because(problem: Problem) -> str:
@@ -123,16 +135,19 @@ def _because(problem: Problem) -> str:
 def _recipe(
     command: ServeCommand, name: str, data: Mapping[str, Any] | None
 ) -> tuple[Recipe, tuple[Remark, ...]]:
-    flags, positional, clashes = _flags(command.words)
-    remarks = [*command.remarks, *(Remark("left out", one, _CLASH) for one in clashes)]
-    model = str(flags.pop("model", positional[0] if positional else ""))
-    if not re.match(r"[\w/.~]*\w", model):
+    remarks = list(command.remarks)
+    flags, positional = _flags(command.words, remarks)
+    model = _HOME.sub("~", str(flags.pop("model", positional[0] if positional else "")))
+    if not re.match(r"[\w/.~]*\w", model) or UNKNOWN.search(model):
         raise ConfigError(
             "the command names no model",
             because=f"it is {model}, which stands for one" if model else "there is none behind 'serve'",
             next_step="write the model right behind 'serve'",
         )
-    remarks += [Remark("left out", word, "it is no option of vllm serve") for word in positional[1:]]
+    remarks += [
+        Remark("left out", word, _ELSEWHERE if UNKNOWN.search(word) else "it is no option of vllm serve")
+        for word in positional[1:]
+    ]
     model = _on_host(model, command, remarks)
     speculative, drafter = _speculation(flags, command, remarks)
     exposed = str(flags.get("host", "")) in {"0.0.0.0", "::"} and "api-key" not in flags  # noqa: S104 - compared
@@ -142,15 +157,18 @@ def _recipe(
         remarks.append(Remark("left out", f"--{flag}{value}", _AT_START[flag]))
     remarks += [Remark("left out", name, _AT_START["api-key"]) for name in _without_secrets(flags, "--")]
     remarks += [Remark("left out", name, _AT_START["api-key"]) for name in _without_secrets(speculative, "")]
+    for flag in [flag for flag, value in flags.items() if UNKNOWN.search(str(value))]:
+        remarks.append(Remark("left out", f"--{flag} {flags.pop(flag)}", _ELSEWHERE))
+    flags = {flag: _paths(flag, value, command, remarks) for flag, value in flags.items()}
     nodes = _nodes(flags)
     environment = dict(_environment(command.environment, remarks))
     if exposed and "VLLM_API_KEY" not in command.environment:
         remarks.append(
             Remark("dangerous", "--host 0.0.0.0", "everyone in the network reaches it without a key")
         )
-    remarks += [
-        Remark("dangerous", f"--{flag}", why) for flag, why in _DANGEROUS.items() if flags.get(flag, False)
-    ]
+    for option, why in _DANGEROUS.items():
+        if flags.get(option, False) or environment.get(option, "0") != "0":
+            remarks.append(Remark("dangerous", f"--{option}" if option in flags else option, why))
     share = flags.get("gpu-memory-utilization")
     if isinstance(share, float | int) and share > _MOST_UTILIZATION:
         why = "host and card share the memory: the machine freezes where nothing is left for the host"
@@ -178,46 +196,59 @@ def file_name(text: str) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")[:_LONGEST_NAME].rstrip("-.")
 
 
-def _flags(words: Sequence[str]) -> tuple[dict[str, Any], list[str], list[str]]:
-    """Return flags by name, dotted ones as tables, words that are none, and options that clash."""
+def _flags(words: Sequence[str], remarks: list[Remark]) -> tuple[dict[str, Any], list[str]]:
+    """Return flags by name, dotted ones as tables, and words that are none, such as the model."""
     flags: dict[str, Any] = {}
-    clashes: list[str] = []
     positional: list[str] = []
-    at = 0
-    while at < len(words) and not words[at].startswith("-"):
-        positional.append(words[at])
-        at += 1
-    while at < len(words):
-        if not words[at].startswith("-"):  # behind an option with its value
-            positional.append(words[at])
-            at += 1
+    for option, values in _options(words):
+        own = values[:1] if option and UNKNOWN.search("".join(values[1:2])) else values
+        positional += values[len(own) :] if option else values  # behind a value, an unknown is more options
+        if not option:
             continue
-        option, equals, stated = words[at].partition("=")
-        at += 1
-        values = [stated] if equals else []
-        while not equals and at < len(words) and not _is_option(words[at]):
-            values.append(words[at])
-            at += 1
-        head, inner_dot, inner_key = option.partition(".")
-        name = (_ALIASES.get(head) or head.lstrip("-").replace("_", "-")) + inner_dot + inner_key
-        if re.fullmatch(r"-O\d", option):
-            name, values = "optimization-level", [option[2:]]
-        value: Any = True if not values else _value(values[0]) if len(values) == 1 else [*map(_value, values)]
-        if name.startswith("no-") and value is True:
-            name, value = name.removeprefix("no-"), False
-        if not positional and isinstance(value, list) and len(value) == 2 and "/" in str(value[1]):  # noqa: PLR2004
-            positional.append(str(value[1]))  # the model behind an option with its value
-            value = value[0]
+        name, value = _flag(option, own, remarks)
+        last = value[-1] if isinstance(value, list) and not value[2:] else value if _ALONE.match(name) else ""
+        if not positional and "model" not in flags and "/" in str(last):
+            positional.append(str(last))  # the model behind an option
+            value = value[0] if isinstance(value, list) else True
         table, dot, key = name.partition(".")
-        if dot:
-            inner = flags.setdefault(table, {})
-            if isinstance(inner, dict):
-                inner[key.replace("-", "_")] = value
-            else:
-                clashes.append(f"--{name}")
-        else:
+        if not dot:
             flags[name] = value
-    return flags, positional, clashes
+        elif isinstance(inner := flags.setdefault(table, {}), dict):
+            inner[key.replace("-", "_")] = value
+        else:
+            remarks.append(Remark("left out", f"--{name}", _CLASH))
+    return flags, positional
+
+
+def _options(words: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
+    """Yield each option with the words behind it; those before the first, or behind an =, with none."""
+    option, values = "", list[str]()
+    for word in words:
+        if re.match(r"--?[A-Za-z]", word):
+            yield option, values
+            option, equals, stated = word.partition("=")
+            if equals:
+                yield option, [stated]
+                option = ""
+            values = []
+        else:
+            values.append(word)
+    yield option, values
+
+
+def _flag(option: str, values: list[str], remarks: list[Remark]) -> tuple[str, Any]:
+    """Return the name and value of an *option*."""
+    head, dot, key = option.partition(".")
+    name = _ALIASES.get(head) or head.lstrip("-").replace("_", "-")
+    if re.fullmatch(r"-O\d", option):
+        name, values = "optimization-level", [option[2:]]
+    value: Any = True if not values else _value(values[0]) if len(values) == 1 else [*map(_value, values)]
+    if head == "-O" and (dot or isinstance(value, dict)):
+        name = "compilation-config"
+        remarks.append(Remark("wrong", option, f"-O is the level alone by now: it is kept as --{name}"))
+    if name.startswith("no-") and value is True:
+        name, value = name.removeprefix("no-"), False
+    return name + dot + key, value
 
 
 def _without_secrets(values: dict[str, Any], before: str) -> list[str]:
@@ -235,10 +266,6 @@ def _without_secrets(values: dict[str, Any], before: str) -> list[str]:
     return found
 
 
-def _is_option(word: str) -> bool:
-    return bool(re.match(r"--?[A-Za-z]", word))
-
-
 def _value(word: str) -> Any:
     if word.lower() in {"true", "false"}:
         return word.lower() == "true"
@@ -248,9 +275,12 @@ def _value(word: str) -> Any:
         return float(word)
     if word[:1] in {"{", "["}:
         try:
-            return json.loads(word)
+            found = json.loads(word)
         except (ValueError, RecursionError):
             return word
+        # A list of JSON is one word to vLLM, and a list of a recipe is several.
+        plain = isinstance(found, list) and not any(isinstance(one, dict) for one in found)
+        return word if plain else found
     return word
 
 
@@ -258,10 +288,27 @@ def _on_host(path: str, command: ServeCommand, remarks: list[Remark]) -> str:
     """Return a folder of the container as the host's, where a volume says which."""
     for place, source in sorted(command.mounts.items(), key=lambda one: -len(one[0])):
         if place and (path == place or path.startswith(f"{place}/")):
-            return source + path[len(place) :]
+            path = _HOME.sub("~", source + path[len(place) :])
+            if UNKNOWN.search(path):
+                remarks.append(Remark("wrong", path, "the folder of the host is set elsewhere: write it"))
+            return path
     if path.startswith("/") and command.contained:
-        remarks.append(Remark("wrong", path, "it is a folder of the container, and no volume holds it"))
+        remarks.append(Remark("wrong", path, "it is a place in the container, and no volume holds it"))
     return path
+
+
+def _paths(flag: str, value: Any, command: ServeCommand, remarks: list[Remark]) -> Any:
+    """Return the *value* of a flag with paths of the host; a relative file is said to be wrong."""
+    if isinstance(value, list):
+        return [_paths(flag, one, command, remarks) for one in value]
+    if not isinstance(value, str) or flag in _NO_PATHS:
+        return value
+    name, equals, path = value.rpartition("=")  # of a LoRA module
+    path = _on_host(path, command, remarks) if path.startswith("/") else path
+    if re.fullmatch(r"[^/\s]\S*\.(?:jinja2?|py)", path):
+        why = "the server starts in a folder of its own: give the whole path"
+        remarks.append(Remark("wrong", f"--{flag} {path}", why))
+    return name + equals + path
 
 
 def _speculation(
@@ -308,7 +355,7 @@ def _environment(variables: Mapping[str, str], remarks: list[Remark]) -> Iterabl
             remarks.append(Remark("dangerous", name, "it has every program load code, and is left out"))
         elif name in _OF_THE_MACHINE:
             remarks.append(Remark("left out", f"{name}={value}", _OF_THE_MACHINE[name]))
-        elif value.startswith("$"):
-            remarks.append(Remark("left out", f"{name}={value}", "its value is set elsewhere"))
+        elif UNKNOWN.search(value):
+            remarks.append(Remark("left out", f"{name}={value}", _ELSEWHERE))
         else:
             yield name, value

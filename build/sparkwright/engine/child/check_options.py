@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import importlib
 import importlib.metadata
 import json
@@ -19,7 +20,7 @@ import re
 import sys
 import types
 import typing
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +30,10 @@ _READ = re.compile(
     r"""(?:environ(?:\.get|\.pop|\.setdefault)?\s*[\[(]|getenv\(|environ\s*,)\s*["']([A-Z][A-Z0-9_]{3,})["']"""
     r"""|["'](VLLM_[A-Z0-9_]+)["']\s+(?:not\s+)?in\s+os\.environ"""
 )
+
+
+# What registers more names that an option takes.
+_PLUGINS = {"tool-call-parser": "tool-parser-plugin", "reasoning-parser": "reasoning-parser-plugin"}
 
 
 class RefusedError(Exception):
@@ -120,13 +125,16 @@ def describe(parser: argparse.ArgumentParser, tree: Path) -> Release:
 # Problems --------------------------------------------------------------------------------------------------
 
 
-def problems(release: Release, question: dict[str, typing.Any], error: str) -> list[dict[str, str]]:
+def problems(
+    release: Release, question: dict[str, typing.Any], refusal: Callable[[list[str]], str]
+) -> list[dict[str, str]]:
     """Return what a recipe asks that *release* does not have.
 
     Args:
         release: the release.
         question: the recipe's flags, speculative keys and variables, and those of the shell.
-        error: the parser's, on the recipe's command line.
+        refusal: the parser's error on a command line, empty if it accepts it. A parser tells its first alone,
+            and is asked of the line without the options that are refused already.
     """
     flags = question["flags"]
     found = [*of_flags(release, flags), *of_speculative(release, question["speculative"])]
@@ -134,10 +142,25 @@ def problems(release: Release, question: dict[str, typing.Any], error: str) -> l
         if name not in release.variables:
             because = "no code of this release reads it: it would change nothing"
             found.append(problem("variable", name, because, nearest(name, sorted(release.variables))))
-    if error and all(one["kind"] == "deprecated" for one in found):
+    if error := refusal(without(question["line"], found)):
         found.append(problem("parser", "vllm serve", error))
     dead = [name for name in question["shell"] if name not in release.variables]
     return [*found, *(problem("shell variable", name, "no code of this release reads it") for name in dead)]
+
+
+def without(line: list[str], found: list[dict[str, str]]) -> list[str]:
+    """Return a command *line* without the options that are *found* to be refused."""
+    refused = {one["name"].split()[0] for one in found if one["kind"] in {"flag", "value"}}
+    if any(one["kind"] == "speculative key" or one["name"].startswith("speculative ") for one in found):
+        refused.add("--speculative-config")
+    if "--tool-call-parser" in refused:
+        refused.add("--enable-auto-tool-choice")  # which needs it
+    left, skipped = [], False
+    for word in line:
+        skipped = word in refused if word.startswith("--") else skipped
+        if not skipped:
+            left.append(word)
+    return left
 
 
 def of_flags(release: Release, flags: dict[str, typing.Any]) -> Iterator[dict[str, str]]:
@@ -149,7 +172,7 @@ def of_flags(release: Release, flags: dict[str, typing.Any]) -> Iterator[dict[st
             continue
         if flag[1]:
             yield problem("deprecated", f"--{name}", flag[1])
-        if name != "tool-call-parser" or "tool-parser-plugin" not in flags:
+        if _PLUGINS.get(name, "") not in flags:
             for one in value if isinstance(value, list) else [value]:
                 if not isinstance(one, (bool, dict)):
                     yield from of_value(f"--{name}", str(one), release.values(name))
@@ -212,16 +235,18 @@ def speculative() -> dict[str, list[str]]:
 
 
 def registries() -> dict[str, list[str]]:
-    """Return names of attention backends and quantizations, KV types, and parsers of tools and reasoning."""
+    """Return names of attention backends, quantizations, KV types, loaders, and parsers of answers."""
     cache = importlib.import_module("vllm.config.cache")
     backends = importlib.import_module("vllm.v1.attention.backends.registry").AttentionBackendEnum
     layers = importlib.import_module("vllm.model_executor.layers.quantization")
+    loaders = importlib.import_module("vllm.model_executor.model_loader")
     tools = importlib.import_module("vllm.tool_parsers").ToolParserManager
     reasoning = importlib.import_module("vllm.reasoning").ReasoningParserManager
     return {
         "attention-backend": sorted(backends.__members__),
         "kv-cache-dtype": list(getattr(cache, "KV_CACHE_DTYPES", typing.get_args(cache.CacheDType))),
         "quantization": list(layers.QUANTIZATION_METHODS),
+        "load-format": [*typing.get_args(loaders.LoadFormats)],
         "tool-call-parser": tools.list_registered(),
         "reasoning-parser": reasoning.list_registered(),
     }
@@ -300,7 +325,7 @@ def main() -> int:
     parser = make_parser()
     tree = given.tree or Path(importlib.import_module("vllm").__file__).parent
     release = describe(parser, tree)
-    report = [problems(release, one, parse(parser, one["line"])) for one in request]
+    report = [problems(release, one, functools.partial(parse, parser)) for one in request]
     given.report.write_text(json.dumps(report), encoding="utf-8")
     return 0
 

@@ -1,0 +1,108 @@
+"""Text of shell scripts, and of systemd units: its commands, and the variables in them. Nothing is run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping
+
+_HEREDOC = re.compile(r"<<-?\s*[\"']?(\w+)[\"']?[^\n]*\n.*?^[ \t]*\1[ \t]*$", re.MULTILINE | re.DOTALL)
+# Names of secrets: their last word, or any of them.
+SECRET = re.compile(
+    r"(?:^|[_-])(?:token|keys?|pass|pat|(?:access_key_)id)$|(?:^|[_-])(?:api_?keys?|secret|password|passwd"
+    r"|passphrase|credentials?)(?:[_-]|$)",
+    re.IGNORECASE,
+)
+# Values that are secrets whatever holds them: keys by their beginnings, and addresses with a password.
+SECRET_VALUE = re.compile(r"\b(?:hf_|sk-|ghp_|github_pat_|glpat-|nvapi-)[\w-]{16,}|://[^/\s:@]*:[^/\s@]+@")
+LONGEST = 1 << 18  # characters; a command has a few thousand
+# A variable by its name, or in braces with [@], and with what stands for it where it has no value.
+_USE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(\[[@*]\])?(?:(:?[-=?+])((?:[^{}]|\{[^{}]*\})*))?\})")
+_ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*][^}]*\})")
+UNKNOWN = re.compile(r"\$[\w{(@*]|`")  # a value that the text does not hold
+# What a systemd unit says of its server, without the signs that change how it is started.
+_UNIT = re.compile(r"^(Environment|EnvironmentFile|ExecStart)[ \t]*=[ \t]*[-@:+!]*(.*)$", re.MULTILINE)
+
+
+def script_of_unit(text: str) -> str:
+    """Return what a systemd unit runs as a script; any other text as it is."""
+    if not re.search(r"^ExecStart[ \t]*=", text, re.MULTILINE):
+        return text
+    whole = re.sub(r"\\[ \t]*\n(?:[ \t]*[#;].*\n)*", " ", text)
+    words = {"Environment": "export ", "EnvironmentFile": "source ", "ExecStart": ""}
+    return "\n".join(words[name] + value for name, value in _UNIT.findall(whole))
+
+
+def logical_lines(text: str) -> Iterator[str]:
+    """Yield the commands of a script: continued lines and arrays as one, and each behind ``&&``."""
+    text = _HEREDOC.sub("", text)
+    text = re.sub(r"(?m)^([ \t]*#.*?)[\\ \t\r]*$", r"\1", text)  # a comment is not continued
+    whole, quoted = re.sub(r"\\[ \t]*\r?\n", " ", text), ""
+    line, comment, depth = "", False, 0
+    for at, sign in enumerate(whole):
+        comment = sign != "\n" and (
+            comment or (sign == "#" and not quoted and whole[at - 1 : at].strip() in {"", ";"})
+        )
+        if comment:
+            continue
+        if quoted:
+            quoted = "" if sign == quoted else quoted
+        elif sign in "\"'":
+            quoted = sign
+        elif depth or (sign == "(" and whole[at - 1 : at] == "="):  # an array
+            depth += (sign == "(") - (sign == ")")
+        elif sign in ";\n" or whole[at : at + 2] == "&&" or (sign == "&" and whole[at - 1] == "&"):
+            if line.strip():
+                yield line.strip()
+            line = ""
+            continue
+        line += sign
+    if line.strip():
+        yield line.strip()
+
+
+def used_names(text: str) -> set[str]:
+    """Return the names of variables that *text* uses."""
+    return {found[1] or found[2] for found in _USE.finditer(text)}
+
+
+def expanded(word: str, values: Mapping[str, str]) -> str:
+    """Return *word* with shell variables that are known, or have a default, replaced; secrets are not.
+
+    Raises:
+        ValueError: it grows beyond any command.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        name, sign = found[1] or found[2], (found[4] or "")[-1:]
+        known = None if SECRET.search(name) else values.get(name)
+        if sign == "+":
+            return expanded(found[5], values) if known else ""
+        if sign in {"-", "="}:
+            return known or expanded(found[5], values)
+        return found[0] if known is None else known
+
+    whole = _USE.sub(value, word)
+    if len(whole) > LONGEST:
+        raise ValueError("a variable that grows beyond any command")
+    return whole
+
+
+def expanded_words(words: Iterable[str], values: Mapping[str, str]) -> list[str]:
+    """Return *words* expanded; a variable alone that holds options gives several, as without quotes.
+
+    Raises:
+        ValueError: they grow beyond any command.
+    """
+    found: list[str] = []
+    length = 0
+    for word in words:
+        if _ARGUMENTS.fullmatch(word):  # those of whoever calls the script
+            continue
+        whole, alone = expanded(word, values), _USE.fullmatch(word)
+        several = alone and (alone[3] or not whole or re.search(r"(?:^|\s)--?[A-Za-z]", whole))
+        found += shlex.split(whole) if several else [whole]
+        length += len(whole)
+        if length > LONGEST:
+            raise ValueError("a variable that grows beyond any command")
+    return found
