@@ -375,6 +375,8 @@ def test_a_setting_that_the_text_does_not_hold_is_left_out() -> None:
     recipe, remarks = import_recipe('vllm serve org/m --seed $SEED --dtype auto $MORE --x \'{"y": "$Y"}\'')
     assert recipe.flags == {"dtype": "auto"}
     assert {one.what for one in remarks} == {"--seed $SEED", "$MORE", "--x {'y': '$Y'}"}
+    recipe, remarks = import_recipe("vllm serve org/m -sc $DRAFTS")
+    assert (recipe.speculative, [one.what for one in remarks]) == ({}, ["--speculative-config $DRAFTS"])
     with pytest.raises(ConfigError, match="names no model"):
         import_recipe("vllm serve org/$NAME")
 
@@ -413,7 +415,7 @@ def test_a_systemd_unit_is_one_more_form() -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (CONTAINER.format(SERVE).replace("--rm", "--label key=word"), "-it, --label, --gpus"),
+        (CONTAINER.format(SERVE).replace("--rm", "--label key=word"), "--label, -it, --gpus"),
         (CONTAINER.format(SERVE).replace("--rm", "--env-file my.env"), "--env-file my.env"),
         (
             f"pip install --index-url https://me:word@host/simple x\n{SERVE}",
@@ -444,6 +446,13 @@ def test_files_are_the_hosts_and_relative_ones_are_wrong() -> None:
     assert [one.what for one in remarks if one.level == "wrong"] == ["/b"]
     assert levels("vllm serve org/m --chat-template t.jinja") == {("wrong", "--chat-template t.jinja")}
     assert levels("vllm serve org/m --chat-template /data/t.jinja") == set()
+
+
+def test_tokens_of_text_are_no_secrets() -> None:
+    options = """--hf-overrides '{"sign_from_token": ["no", "yes"], "use_token": true, "keys": ["word"]}'"""
+    recipe, remarks = import_recipe(f"vllm serve org/m {options}")
+    assert recipe.flags == {"hf-overrides": {"sign_from_token": ["no", "yes"], "use_token": True}}
+    assert [one.what for one in remarks] == ["--hf-overrides.keys"]
 
 
 def test_a_list_of_json_is_one_word_of_the_command() -> None:

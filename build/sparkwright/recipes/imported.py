@@ -255,7 +255,10 @@ def _without_secrets(values: dict[str, Any], before: str) -> list[str]:
     """Take secrets out of *values* and tables in them; return their names."""
     found = []
     for name, value in list(values.items()):
-        if SECRET.search(name) or (not isinstance(value, dict) and SECRET_VALUE.search(str(value))):
+        # Several of a token's name are tokens of text.
+        plain = isinstance(value, bool) or (isinstance(value, list) and name.endswith("token"))
+        secret = SECRET.search(name) and not plain
+        if secret or (not isinstance(value, dict) and SECRET_VALUE.search(str(value))):
             del values[name]
             found.append(f"{before}{name}")
         elif isinstance(value, dict):
@@ -316,7 +319,10 @@ def _speculation(
 ) -> tuple[dict[str, Any], str]:
     """Take the speculative configuration out of *flags*; return it and the drafter."""
     speculative = flags.pop("speculative-config", {})
-    if not isinstance(speculative, dict):
+    if UNKNOWN.search(str(speculative)):
+        remarks.append(Remark("left out", f"--speculative-config {speculative}", _ELSEWHERE))
+        speculative = {}
+    elif not isinstance(speculative, dict):
         remarks.append(Remark("wrong", "--speculative-config", f"it is no JSON: {speculative}"))
         speculative = {}
     drafter = str(speculative.pop("model", ""))

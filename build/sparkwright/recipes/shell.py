@@ -30,7 +30,7 @@ def script_of_unit(text: str) -> str:
         return text
     whole = re.sub(r"\\[ \t]*\n(?:[ \t]*[#;].*\n)*", " ", text)
     words = {"Environment": "export ", "EnvironmentFile": "source ", "ExecStart": ""}
-    return "\n".join(words[name] + value for name, value in _UNIT.findall(whole))
+    return "\n".join(words[name] + value for name, value in _UNIT.findall(whole)).replace("%h/", "$HOME/")
 
 
 def logical_lines(text: str) -> Iterator[str]:

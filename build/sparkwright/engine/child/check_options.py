@@ -239,17 +239,24 @@ def registries() -> dict[str, list[str]]:
     cache = importlib.import_module("vllm.config.cache")
     backends = importlib.import_module("vllm.v1.attention.backends.registry").AttentionBackendEnum
     layers = importlib.import_module("vllm.model_executor.layers.quantization")
-    loaders = importlib.import_module("vllm.model_executor.model_loader")
     tools = importlib.import_module("vllm.tool_parsers").ToolParserManager
     reasoning = importlib.import_module("vllm.reasoning").ReasoningParserManager
     return {
         "attention-backend": sorted(backends.__members__),
         "kv-cache-dtype": list(getattr(cache, "KV_CACHE_DTYPES", typing.get_args(cache.CacheDType))),
         "quantization": list(layers.QUANTIZATION_METHODS),
-        "load-format": [*typing.get_args(loaders.LoadFormats)],
+        "load-format": load_formats(),
         "tool-call-parser": tools.list_registered(),
         "reasoning-parser": reasoning.list_registered(),
     }
+
+
+def load_formats() -> list[str]:
+    """Return the formats of weights that the loaders' source lists; its import needs a card."""
+    package = Path(importlib.import_module("vllm").__file__ or "").parent
+    source = (package / "model_executor/model_loader/__init__.py").read_text(encoding="utf-8")
+    listed = re.search(r"^LoadFormats = Literal\[(.*?)\]", source, re.MULTILINE | re.DOTALL)
+    return re.findall(r'"(\w+)"', listed[1]) if listed else []
 
 
 def variables(tree: Path) -> set[str]:
