@@ -7,8 +7,8 @@ from pathlib import Path
 
 from sparkwright.git import blob_id
 from sparkwright.native.model import WORK, Cost, Toolchain, Unit
-from sparkwright.native.toolchain_paths import Reader
 from sparkwright.native.units import UnitFiles, find_object, record_object
+from sparkwright.native.workspace import Reader
 from sparkwright.store import Store
 
 SOURCE = "source/csrc/ops.c"
@@ -24,17 +24,12 @@ COST = Cost(seconds=1.5, mib=20)
 
 
 def make_toolchain(root: Path) -> Toolchain:
-    """Return a toolchain whose CUDA folder is put together from links into an unpacked package."""
-    package = root / "package" / "include"
-    package.mkdir(parents=True)
-    (package / "tool.h").write_text('#include "inner/more.h"\n#define TOOL MORE\n')
-    (package / "inner").mkdir()
-    (package / "inner" / "more.h").write_text("#define MORE 3\n")
+    """Return a toolchain with two headers in its CUDA folder."""
     cuda = root / "toolchain" / "cuda"
-    (cuda / "include").mkdir(parents=True)
+    (cuda / "include" / "inner").mkdir(parents=True)
+    (cuda / "include" / "tool.h").write_text('#include "inner/more.h"\n#define TOOL MORE\n')
+    (cuda / "include" / "inner" / "more.h").write_text("#define MORE 3\n")
     (cuda / "bin").mkdir()
-    (cuda / "include" / "tool.h").symlink_to(package / "tool.h")
-    (cuda / "include" / "inner").symlink_to(package / "inner")
     for name in ("torch", "python"):
         (root / "toolchain" / name).mkdir()
     nothing = root / "toolchain" / "nothing"

@@ -45,12 +45,6 @@ _OPEN = " (not compiled ahead: its arguments are not known)"
 )
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Most compilers at once.")
 @click.option("--keep-going", "-k", is_flag=True, help="Compile the other units when one fails.")
-@click.option(
-    "--cuda",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    envvar="SPARKWRIGHT_CUDA",
-    help="An installed CUDA toolkit, instead of the lock's packages.",
-)
 @out_option
 @taking("series")
 @run_in_session
@@ -65,7 +59,6 @@ def command(
     python: Path | None,
     jobs: int | None,
     keep_going: bool,
-    cuda: Path | None,
     out: Path | None,
 ) -> Result:
     """Compile FlashInfer's kernels ahead of time into a wheel, so that no request waits for a compiler.
@@ -91,7 +84,6 @@ def command(
         logs=session.checkout.folder / WORK / "companion",
         jobs=jobs,
         keep_going=keep_going,
-        cuda=cuda,
     )
     folder = dist_folder(session.checkout.folder, out).absolute()
     made = make_companion(job, folder)

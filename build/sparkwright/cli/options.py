@@ -116,12 +116,6 @@ _COMPILING = (
         help="Take the network away from CMake and the compilers.",
     ),
     click.option(
-        "--cuda",
-        type=click.Path(path_type=Path, exists=True, file_okay=False),
-        envvar="SPARKWRIGHT_CUDA",
-        help="An installed CUDA toolkit, instead of the lock's packages.",
-    ),
-    click.option(
         "--cluster",
         default="",
         metavar="ADDRESS",

@@ -20,20 +20,20 @@ from sparkwright.upstream import Access
 Work = Callable[[Access, Any], object]
 
 
-def _units(cuda: Path | None) -> tuple[type, Work]:
+def _units() -> tuple[type, Work]:
     from sparkwright.pipeline.remote_units import UnitsRequest, compile_units
 
-    return UnitsRequest, lambda access, request: compile_units(request, access, cuda)
+    return UnitsRequest, lambda access, request: compile_units(request, access)
 
 
-def _run(_: Path | None) -> tuple[type, Work]:
+def _run() -> tuple[type, Work]:
     require_libraries()
     from sparkwright.verify.remote import RunRequest, run_here
 
     return RunRequest, lambda _, request: run_here(request)
 
 
-_KINDS: dict[str, Callable[[Path | None], tuple[type, Work]]] = {
+_KINDS: dict[str, Callable[[], tuple[type, Work]]] = {
     "units": _units,
     "run": _run,
 }
@@ -41,8 +41,7 @@ _KINDS: dict[str, Callable[[Path | None], tuple[type, Work]]] = {
 
 @click.command("task", cls=Command, hidden=True)
 @click.argument("kind", type=click.Choice(list(_KINDS)))
-@click.option("--cuda", type=click.Path(path_type=Path, file_okay=False), envvar="SPARKWRIGHT_CUDA")
-def command(*, kind: str, cuda: Path | None) -> None:
+def command(*, kind: str) -> None:
     """Do what request.json in this folder asks for, print the result as JSON, and leave files in out."""
     from sparkwright.distributed.inputs import REQUEST
     from sparkwright.git import open_repository
@@ -52,7 +51,7 @@ def command(*, kind: str, cuda: Path | None) -> None:
     from sparkwright.upstream import Access, read_settings
 
     expect_json(expected=True)
-    model, work = _KINDS[kind](cuda)
+    model, work = _KINDS[kind]()
     try:
         request: Any = decode_json(Path(REQUEST).read_bytes(), model)
     except (OSError, msgspec.MsgspecError) as error:

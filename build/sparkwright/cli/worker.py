@@ -18,13 +18,7 @@ from sparkwright.store import open_store
 
 @click.command("worker", cls=Command, hidden=True)
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Most tasks at once; by default one a core.")
-@click.option(
-    "--cuda",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    envvar="SPARKWRIGHT_CUDA",
-    help="An installed CUDA toolkit, for builds that take one.",
-)
-def command(*, jobs: int | None, cuda: Path | None) -> None:
+def command(*, jobs: int | None) -> None:
     """Run tasks of a command on another machine, which starts this over ssh with --cluster.
 
     The machine offers its cores, free memory and card. Settings come as the first line of standard input, and
@@ -44,14 +38,12 @@ def command(*, jobs: int | None, cuda: Path | None) -> None:
     settings, now = read_remote_settings(url), look()
     store = open_store(remote=None if settings is None else RemoteTier(settings))
     environment = {"SPARKWRIGHT_STORE_URL": url} if url else {}
-    if cuda is not None:
-        environment["SPARKWRIGHT_CUDA"] = str(cuda)
     script = Path(sys.argv[0]).absolute()
     program = (sys.executable, *(("-m", "sparkwright") if script.name == "__main__.py" else (str(script),)))
     offer = Offer(
         slots=jobs or now.cores,
         mib=max(1, now.available_mib - default_reserve_mib(now)),
-        has=_offers(cuda),
+        has=_offers(),
     )
     runner = TaskRunner(store, program, given.name, environment)
     # Whatever prints writes to the standard error: the standard output has replies alone.
@@ -60,12 +52,12 @@ def command(*, jobs: int | None, cuda: Path | None) -> None:
         serve(runner, given, offer, sys.stdin.buffer, output)
 
 
-def _offers(cuda: Path | None) -> tuple[str, ...]:
+def _offers() -> tuple[str, ...]:
     """Return what tasks may need of this machine."""
     from sparkwright.base.card import card_capability
-    from sparkwright.distributed.tasks import CUDA, GB10, GPU
+    from sparkwright.distributed.tasks import GB10, GPU
 
-    found = [CUDA] if cuda is not None else []
+    found = list[str]()
     card: tuple[int, ...] = ()
     with contextlib.suppress(ValueError):
         card = tuple(map(int, card_capability().split(".")))

@@ -32,7 +32,6 @@ class CompanionJob:
         logs: folder for one log a unit.
         jobs: most compilers at once; by default as many as cores and memory allow.
         keep_going: whether to compile the other units when one fails.
-        cuda: folder of an installed CUDA toolkit that is used instead of packages.
     """
 
     access: Access
@@ -44,7 +43,6 @@ class CompanionJob:
     logs: Path
     jobs: int | None = None
     keep_going: bool = False
-    cuda: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ def compile_kernels(job: CompanionJob) -> CompiledKernels:
         SparkwrightError: a package cannot be fetched, or a compiler is missing.
     """
     access, spec, target = job.access, job.spec, job.target
-    toolchain = prepare_toolchain(job.lock, target, access, system=job.cuda, torchless=True)
+    toolchain = prepare_toolchain(job.lock, target, access, torchless=True)
     with access.store.scratch() as scratch:
         site = GeneratorSite(
             python=job.python,

@@ -11,8 +11,8 @@ import sparkwright
 from sparkwright.base.config import Model
 from sparkwright.base.errors import ClusterError
 
-CUDA, GPU, GB10 = "cuda", "gpu", "gb10"
-"""Needs that only some machines meet: an installed CUDA toolkit; a card of NVIDIA's; one like GB10's.
+GPU, GB10 = "gpu", "gb10"
+"""Needs that only some machines meet: a card of NVIDIA's; one like GB10's.
 
 A card serves one task at a time.
 """

@@ -41,9 +41,8 @@ from sparkwright.native.extensions import (
 from sparkwright.native.model import Configuration, Cost, Extension, Inputs, Link, Unit
 from sparkwright.native.schedule import Waiting, plan_jobs
 from sparkwright.native.toolchain import configure_environment
-from sparkwright.native.toolchain_paths import Reader
 from sparkwright.native.units import UnitFiles, find_object, missing_units, record_object
-from sparkwright.native.workspace import Workspace, native_tree, open_workspace
+from sparkwright.native.workspace import Reader, Workspace, native_tree, open_workspace
 from sparkwright.store import Store
 
 _LOOK_UPS = 8

@@ -25,7 +25,6 @@ from sparkwright.native.host import (
     find_python_headers,
     this_machine,
 )
-from sparkwright.native.installed import InstalledToolkit, InstalledTorch, find_tool, find_toolkit, find_torch
 from sparkwright.native.model import Target, Toolchain
 from sparkwright.native.packages import find_package, program_in, unpack_package
 from sparkwright.store import Store
@@ -35,7 +34,6 @@ from sparkwright.upstream import Access
 _RULES = 1
 # Inspects finished binaries, or runs the commands that CMake wrote; neither decides the compiled code.
 _NOT_DECIDING = frozenset({"cuobjdump", "ninja"})
-_TOOLKIT = ("nvcc", "nvvm", "crt")
 _GENERATORS = ("jinja2", "markupsafe")
 _NO_TORCH = "no-torch"
 """The empty folder that takes torch's place where nothing includes it."""
@@ -51,9 +49,6 @@ class _Recipe:
         native: the lock's tables.
         target: the machine and card of the build.
         python: interpreter that CMake runs its scripts with.
-        toolkit: an installed toolkit that is used instead of packages.
-        torch: an installed torch, likewise.
-        tools: installed cmake and ninja, likewise: program and version.
         torchless: whether nothing that is compiled includes or links torch.
     """
 
@@ -62,28 +57,18 @@ class _Recipe:
     python: Path
     compiler: HostCompiler
     headers: PythonHeaders
-    toolkit: InstalledToolkit | None = None
-    torch: InstalledTorch | None = None
-    tools: Mapping[str, tuple[Path, str]] | None = None
     torchless: bool = False
 
     @property
-    def programs(self) -> dict[str, Package]:
+    def programs(self) -> Mapping[str, Package]:
         """Packages for this machine that are needed, by the lock's names."""
-        table = named(self.native.toolkit.builder, this_machine(), "toolkit for compiling on machines")
-        present: set[str] = set(self.tools or ())
-        if self.toolkit is not None:
-            present.update(_TOOLKIT)
-        return {name: package for name, package in table.items() if name not in present}
+        return named(self.native.toolkit.builder, this_machine(), "toolkit for compiling on machines")
 
     @property
     def libraries(self) -> dict[str, Package]:
         """Packages for the target that are needed, by the lock's names."""
         table = named(self.native.toolkit.target, self.target.machine, "libraries for the target")
-        if self.toolkit is not None:
-            table = {"torch": named(table, "torch", "library for the target")}
-        left_out = self.torchless or self.torch is not None
-        return {name: package for name, package in table.items() if name != "torch" or not left_out}
+        return {name: package for name, package in table.items() if name != "torch" or not self.torchless}
 
     @property
     def key(self) -> str:
@@ -98,9 +83,10 @@ class _Recipe:
                     for name, package in packages.items()
                     if name not in _NOT_DECIDING
                 },
-                "toolkit": self.toolkit.digest if self.toolkit else None,
-                "torch": self.torch.digest if self.torch else None,
-                "tools": {name: tool[1] for name, tool in (self.tools or {}).items()},
+                # Nothing installed is taken; with these, objects that were compiled before are found.
+                "toolkit": None,
+                "torch": None,
+                "tools": {},
                 "link-only": sorted(self.native.toolkit.link_only),
                 "compiler": self.compiler.banners,
                 "python": self.headers.version,
@@ -112,11 +98,6 @@ class _Recipe:
     def parts(self) -> dict[str, str]:
         """Name and version of each part, for people."""
         parts = {name: package.version for name, package in {**self.programs, **self.libraries}.items()}
-        parts |= {name: tool[1] for name, tool in (self.tools or {}).items()}
-        if self.toolkit is not None:
-            parts["nvcc"] = f"{self.toolkit.version} in {self.toolkit.folder}"
-        if self.torch is not None:
-            parts["torch"] = f"installed in {self.torch.folder}"
         return parts | self.compiler.banners | {"python": self.headers.version}
 
 
@@ -125,7 +106,6 @@ def prepare_toolchain(
     target: Target,
     access: Access,
     *,
-    system: Path | None = None,
     python: Path | None = None,
     torchless: bool = False,
 ) -> Toolchain:
@@ -135,18 +115,16 @@ def prepare_toolchain(
         lock: the pin with its ``[native]`` tables.
         target: the machine and card of the build.
         access: the store and the network settings.
-        system: folder of an installed CUDA toolkit that is used instead of packages; then an installed
-            torch of the pinned version, cmake and ninja are used too where they exist.
         python: interpreter that CMake runs its scripts with; by default this one.
         torchless: for kernels that are not vLLM's: leave torch out, most of what is fetched, and take any
             g++ that nvcc takes, whichever vLLM's own sources want.
 
     Raises:
-        ToolError: a compiler or Python's headers are not installed, or *system* is not the lock's CUDA.
+        ToolError: a compiler or Python's headers are not installed.
         NotInStoreError: the network is off, and the store lacks a package.
         FetchError, DigestError, ArchiveError: see `sparkwright.native.packages.unpack_package`.
     """
-    recipe = _recipe(lock, target, system, python, torchless=torchless)
+    recipe = _recipe(lock, target, python, torchless=torchless)
     wanted = {**recipe.programs, **recipe.libraries}
     with task(f"toolchain for {target.machine}", total=len(wanted), unit="packages") as progress:
         folders = {}
@@ -157,11 +135,11 @@ def prepare_toolchain(
 
 
 def find_toolchain(
-    lock: Lock, target: Target, access: Access, *, system: Path | None = None, python: Path | None = None
+    lock: Lock, target: Target, access: Access, *, python: Path | None = None
 ) -> Toolchain | None:
     """Return the result of `prepare_toolchain` if nothing has to be fetched or made for it, else `None`."""
     try:
-        recipe = _recipe(lock, target, system, python)
+        recipe = _recipe(lock, target, python)
     except ToolError:
         return None
     wanted = {**recipe.programs, **recipe.libraries}
@@ -173,24 +151,12 @@ def find_toolchain(
     return _toolchain(recipe, folders, place)
 
 
-def _recipe(
-    lock: Lock, target: Target, system: Path | None, python: Path | None, *, torchless: bool = False
-) -> _Recipe:
+def _recipe(lock: Lock, target: Target, python: Path | None, *, torchless: bool = False) -> _Recipe:
     native = require_native(lock)
     python = python or Path(sys.executable)
     oldest = "" if torchless else native.oldest_gxx
     compiler, headers = find_compiler(target, oldest), find_python_headers(python)
-    recipe = _Recipe(native, target, python, compiler, headers, torchless=torchless)
-    if system is None:
-        return recipe
-    native_torch = target.machine == this_machine()
-    return _Recipe(
-        native, target, python, recipe.compiler, recipe.headers,
-        toolkit=find_toolkit(system, target, native.toolkit),
-        torch=find_torch(python, lock.release.torch) if native_torch else None,
-        tools={name: tool for name in ("cmake", "ninja") if (tool := find_tool(name))},
-        torchless=torchless,
-    )  # fmt: skip
+    return _Recipe(native, target, python, compiler, headers, torchless=torchless)
 
 
 def _place(store: Store, recipe: _Recipe) -> Path:
@@ -208,21 +174,20 @@ def _made(store: Store, recipe: _Recipe, folders: Mapping[str, Path]) -> Path:
         with store.scratch() as scratch:
             made = scratch / "made"
             made.mkdir()
-            if recipe.toolkit is None:
-                make_farm(
-                    made / "cuda",
-                    programs=_toolkit_roots(recipe, recipe.programs, folders),
-                    libraries=_toolkit_roots(recipe, recipe.libraries, folders),
-                    machine=recipe.target.machine,
-                    stand_ins=recipe.native.toolkit.link_only,
-                    cc=recipe.compiler.cc,
-                )
+            make_farm(
+                made / "cuda",
+                programs=_toolkit_roots(recipe, recipe.programs, folders),
+                libraries=_toolkit_roots(recipe, recipe.libraries, folders),
+                machine=recipe.target.machine,
+                stand_ins=recipe.native.toolkit.link_only,
+                cc=recipe.compiler.cc,
+            )
             if recipe.torchless:
                 (made / _NO_TORCH).mkdir()
             else:
                 make_stand_in(
                     made / "stand-in",
-                    torch=_torch(recipe, folders),
+                    torch=folders["torch"] / "torch",
                     version=recipe.native.toolkit.target[recipe.target.machine]["torch"].version,
                     packages=[folders[name] for name in _GENERATORS if name in folders],
                 )
@@ -235,21 +200,16 @@ def _toolkit_roots(recipe: _Recipe, table: Mapping[str, Package], folders: Mappi
     return [root for name in table if (root := folders[name] / inner).is_dir()]
 
 
-def _torch(recipe: _Recipe, folders: Mapping[str, Path]) -> Path:
-    return recipe.torch.folder if recipe.torch else folders["torch"] / "torch"
-
-
 def _toolchain(recipe: _Recipe, folders: Mapping[str, Path], place: Path) -> Toolchain:
-    cuda = recipe.toolkit.folder if recipe.toolkit else place / "cuda"
     return Toolchain(
-        cuda=cuda,
-        torch=place / _NO_TORCH if recipe.torchless else _torch(recipe, folders),
+        cuda=place / "cuda",
+        torch=place / _NO_TORCH if recipe.torchless else folders["torch"] / "torch",
         stand_in=place / "stand-in",
         cc=recipe.compiler.cc,
         cxx=recipe.compiler.cxx,
-        cmake=_program(recipe, folders, "cmake"),
-        ninja=_program(recipe, folders, "ninja"),
-        cuobjdump=_program(recipe, folders, "cuobjdump"),
+        cmake=program_in(folders["cmake"], "cmake"),
+        ninja=program_in(folders["ninja"], "ninja"),
+        cuobjdump=program_in(folders["cuobjdump"], "cuobjdump"),
         python=recipe.python,
         python_include=recipe.headers.folder,
         cross=recipe.target.machine != this_machine(),
@@ -260,13 +220,6 @@ def _toolchain(recipe: _Recipe, folders: Mapping[str, Path], place: Path) -> Too
             one.filename: one.sha256 for one in [*recipe.programs.values(), *recipe.libraries.values()]
         },
     )
-
-
-def _program(recipe: _Recipe, folders: Mapping[str, Path], name: str) -> Path:
-    """Return the program *name*: the installed one if that is requested, or the one of its package."""
-    if recipe.tools and name in recipe.tools:
-        return recipe.tools[name][0]
-    return program_in(folders[name], name)
 
 
 def toolchain_file(toolchain: Toolchain, target: Target, work: Path) -> str:

@@ -37,7 +37,7 @@ from sparkwright.base.events import emit, warn
 from sparkwright.git import Repository, blob_id
 from sparkwright.native.depfile import read_depfile
 from sparkwright.native.model import WORK, Cost, Unit
-from sparkwright.native.toolchain_paths import Reader
+from sparkwright.native.workspace import Reader
 from sparkwright.store import Store
 
 # Part of the key: raised when the meaning of the records below changes.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from sparkwright.git import Repository, TreeEntry, check_out
@@ -17,6 +19,10 @@ CMAKE_INPUTS = ("CMakeLists.txt", "cmake", "csrc")
 """The files of upstream's CMake project. ``setup.py`` and ``rust`` decide other parts of the wheel."""
 
 _FOLDER = "40000"
+_LINKED = ("cuda", "torch", "python")
+_HASHED = ("source", "deps")
+# Of the compiler and the C library; no package owns /usr/local/include.
+_SYSTEM = re.compile(r"/usr/(include|lib/gcc(-cross)?|\w+-linux-gnu\w*)/")
 
 
 def native_tree(repository: Repository, inputs: Inputs, pins: Mapping[str, SourcePin]) -> str:
@@ -107,3 +113,59 @@ def open_workspace(
         (root / "deps").mkdir(exist_ok=True)
         (root / "build").mkdir()
         yield Workspace(root, toolchain)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """Classifier of the files that a compiler reads in one work folder: hashed, of the toolchain, or neither.
+
+    The toolchain's key covers every file of the toolchain, so those are not recorded one by one. Compilers
+    spell such files in several ways: through the links of the work folder, or (GCC, where that is shorter)
+    with all links resolved.
+
+    Attributes:
+        work: the work folder, with no link in its path.
+        toolchain: the targets of ``cuda/``, ``torch/`` and ``python/`` in it.
+        told: units that caused a warning, because they read an uncovered file.
+    """
+
+    work: Path
+    toolchain: Toolchain
+    told: list[str] = field(default_factory=list, compare=False)
+
+    def hashed(self, path: str) -> str | None:
+        """Return *path* relative to the work folder if it is in a tree of sources there, else `None`.
+
+        A file that is reached through a link has two names and counts as neither.
+        """
+        place = os.path.normpath(path)
+        if not place.startswith(self._hashed) or os.path.realpath(path) != place:
+            return None
+        return place[len(self._root) :]
+
+    def covered(self, path: str) -> bool:
+        """Tell if the toolchain's key covers the file at *path*."""
+        if ".." in path:
+            path = os.path.realpath(path)
+        if path.startswith(self._covered) or _SYSTEM.match(path):
+            return True
+        return os.path.realpath(path).startswith(self._covered)
+
+    def absolute(self, path: str) -> str:
+        """Return *path* as seen from the folder that commands run in."""
+        return os.path.join(self._root, "build", path)  # noqa: PTH118 - a thousand for each unit
+
+    @cached_property
+    def _root(self) -> str:
+        return f"{self.work}/"
+
+    @cached_property
+    def _hashed(self) -> tuple[str, ...]:
+        return tuple(f"{self._root}{name}/" for name in _HASHED)
+
+    @cached_property
+    def _covered(self) -> tuple[str, ...]:
+        chain = self.toolchain
+        linked = (os.path.realpath(path) for path in (chain.cuda, chain.torch, chain.python_include))
+        folders = (*linked, *chain.headers)
+        return (*(f"{self._root}{name}/" for name in _LINKED), *(f"{path}/" for path in folders))

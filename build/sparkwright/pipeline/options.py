@@ -40,14 +40,12 @@ class CompileOptions:
         jobs: most compilers at once; by default as many as cores and memory allow.
         keep_going: compile the other units when one fails.
         isolate: take the network away from every tool of the build.
-        cuda: folder of an installed CUDA toolkit, taken instead of the lock's packages.
         cluster: address of other machines that compile; empty to do that here.
     """
 
     jobs: int | None = None
     keep_going: bool = False
     isolate: bool = False
-    cuda: Path | None = None
     cluster: str = ""
 
 

@@ -12,7 +12,6 @@ from sparkwright.base.errors import ClusterError, CompileError, SparkwrightError
 from sparkwright.base.events import emit
 from sparkwright.distributed import Done, Task, share_json
 from sparkwright.distributed.cluster import Cluster
-from sparkwright.distributed.tasks import CUDA
 from sparkwright.git import Repository
 from sparkwright.lock import Lock
 from sparkwright.native.build import Configured, compile_job, depfile_of, log_name
@@ -21,7 +20,6 @@ from sparkwright.native.isolation import isolated
 from sparkwright.native.model import Cost, Inputs, Target, Toolchain, Unit
 from sparkwright.native.schedule import JobLimits
 from sparkwright.native.toolchain import configure_environment, prepare_toolchain
-from sparkwright.native.toolchain_paths import Reader
 from sparkwright.native.units import (
     UnitFiles,
     UnitRecord,
@@ -30,7 +28,7 @@ from sparkwright.native.units import (
     unit_key,
     unit_record,
 )
-from sparkwright.native.workspace import Workspace, open_workspace
+from sparkwright.native.workspace import Reader, Workspace, open_workspace
 from sparkwright.pipeline.packs import packed
 from sparkwright.upstream import Access
 
@@ -44,7 +42,6 @@ class UnitsRequest(Model, frozen=True):
         machine, arch: the target.
         tree: git id of the tree that is compiled.
         units: the units, each with its expected cost.
-        cuda: an installed toolkit of that machine is taken instead of the lock's packages.
         isolate: tools run without a network.
     """
 
@@ -54,7 +51,6 @@ class UnitsRequest(Model, frozen=True):
     toolchain: str
     tree: str
     units: tuple[tuple[Unit, Cost], ...]
-    cuda: bool = False
     isolate: bool = False
 
 
@@ -86,7 +82,6 @@ class RemoteCompiler:
     Attributes:
         repository: holds the trees.
         logs: folder for the logs of units that failed.
-        cuda: an installed toolkit is taken instead of the lock's packages.
         isolate: tools run without a network.
         keep_going: compile the other units when one fails.
     """
@@ -95,7 +90,6 @@ class RemoteCompiler:
     repository: Repository
     lock: Lock
     logs: Path
-    cuda: bool = False
     isolate: bool = False
     keep_going: bool = False
 
@@ -184,14 +178,12 @@ class RemoteCompiler:
                 toolchain=inputs.toolchain.key,
                 tree=known.tree,
                 units=tuple((unit, expected[unit.name]) for unit in batch),
-                cuda=self.cuda,
                 isolate=self.isolate,
             )
             one = Task(
                 name=batch[0].name,
                 words=("task", "units"),
                 files=(share_json(store, request), pack),
-                needs=(CUDA,) if self.cuda else (),
                 seconds=sum(expected[unit.name].seconds for unit in batch),
                 mib=max(expected[unit.name].mib for unit in batch),
             )
@@ -219,7 +211,7 @@ def _batches(units: Sequence[Unit], expected: Mapping[str, Cost]) -> Iterator[li
         yield batch
 
 
-def compile_units(request: UnitsRequest, access: Access, cuda: Path | None) -> list[UnitResult]:
+def compile_units(request: UnitsRequest, access: Access) -> list[UnitResult]:
     """Compile the units of *request* on this machine.
 
     Raises:
@@ -227,7 +219,7 @@ def compile_units(request: UnitsRequest, access: Access, cuda: Path | None) -> l
         SparkwrightError: the machine cannot compile.
     """
     target = Target(request.machine, request.arch)
-    chain = prepare_toolchain(request.lock, target, access, system=cuda if request.cuda else None)
+    chain = prepare_toolchain(request.lock, target, access)
     if chain.key != request.toolchain:
         parts = ", ".join(f"{name} {version}" for name, version in sorted(chain.parts.items()))
         raise ClusterError(

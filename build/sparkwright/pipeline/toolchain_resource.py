@@ -25,13 +25,11 @@ class ToolchainResource:
         lock: the pin with its ``[native]`` tables.
         platform: machine of the host code.
         access: the store and network settings for packages and sources.
-        system: folder of an installed CUDA toolkit, if one is to be used.
     """
 
     lock: Lock
     platform: str
     access: Access
-    system: Path | None = None
     _versions: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -75,7 +73,7 @@ class ToolchainResource:
         from sparkwright.native.toolchain import configure_environment, prepare_toolchain, toolchain_file
 
         target = Target(self.platform, self._native.arch)
-        chain = prepare_toolchain(self.lock, target, self.access, system=self.system)
+        chain = prepare_toolchain(self.lock, target, self.access)
         work = Path(WORK)
         self._versions.update(cuda=self._native.toolkit.cuda, **_named(chain.parts, "cmake", "torch"))
         return {

@@ -83,8 +83,7 @@ class KernelsRecord(Model, frozen=True):
         machine: machine of the host code.
         binaries: every binary of the wheel, sorted.
         left_out: binaries that upstream's wheel has and this one has not, sorted.
-        packages: the packages of the toolchain, sorted by file name; without those that an installed
-            toolkit replaces.
+        packages: the packages of the toolchain, sorted by file name.
     """
 
     format: int
