@@ -66,7 +66,7 @@ def test_every_package_is_on_the_index_with_the_locks_digest(access):
 
 
 def test_cutlass_comes_from_a_package_and_says_its_version(access):
-    (found,) = gather_sources(LOCK, access, wanted=["cutlass"], environment={}).values()
+    (found,) = gather_sources(LOCK, access, wanted=["cutlass"]).values()
     assert found.at_hand
     assert found.tree == LOCK.native.sources["cutlass"].tree
     assert found.origin == "flashinfer_python 0.6.9"

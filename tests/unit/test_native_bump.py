@@ -155,45 +155,25 @@ class TestSources:
         moved = msgspec.structs.replace(lock.native, sources=found.pins)
         assert check_native(with_native(lock, moved)) == []
         assert moved.unreached == {"inner": ("_C",)}
-        gathered = gather_sources(with_native(lock, moved), access, environment={})
+        gathered = gather_sources(with_native(lock, moved), access)
         assert gathered["cutlass"].at_hand
         assert not gathered["inner"].at_hand
 
-    def test_a_copy_is_a_repository_that_has_the_commit_or_plain_files(self, lock, access, remote, tmp_path):
-        inner = tmp_path / "inner"
-        (inner / "include").mkdir(parents=True)
-        (inner / "include" / "i.h").write_text("// inner\n")
-        found = sources(lock, access, {"cutlass": remote.folder, "inner": inner})
-        assert found.pins["inner"].tree == make_tree(access.repository, {"include/i.h": "// inner\n"})
-        assert [one.key for one in found.decisions] == ["native.sources.duck", "native.sources.inner.trust"]
+    def test_a_copy_is_a_repository_that_has_the_commit(self, lock, access, remote, tmp_path):
+        found = sources(lock, access, {"cutlass": remote.folder}).pins["cutlass"]
+        assert found.tree == make_tree(access.repository, {"include/a.h": "// older\n"})
         bare = tmp_path / "bare"
         remote.git("clone", "--quiet", "--bare", str(remote.folder), str(bare))
-        assert sources(lock, access, {"cutlass": bare}).pins["cutlass"] == found.pins["cutlass"]
+        assert sources(lock, access, {"cutlass": bare}).pins["cutlass"] == found
 
-    def test_plain_files_are_not_taken_for_the_commits(self, lock, access, remote, tmp_path):
-        plain = tmp_path / "plain"
-        (plain / "include").mkdir(parents=True)
-        (plain / "include" / "a.h").write_text("// another release's\n")
-        found = sources(lock, access, {"cutlass": plain})
-        moved = msgspec.structs.replace(lock.native, sources=found.pins)
-        assert moved.unverified == {"cutlass": "v4.5.0"}
-        # They stay so, until the commit itself is seen; then the same files are its own.
-        again = with_native(lock, moved)
-        assert sources(again, access, {"cutlass": plain}).pins["cutlass"].trust == "plain-files"
-        seen = sources(again, access, {"cutlass": remote.folder}).pins["cutlass"]
-        assert (seen.trust, seen.tree != moved.sources["cutlass"].tree) == ("", True)
-        settled = with_native(
-            lock, msgspec.structs.replace(lock.native, sources={**found.pins, "cutlass": seen})
-        )
-        (plain / "include" / "a.h").write_text("// older\n")
-        assert sources(settled, access, {"cutlass": plain}).pins["cutlass"] == seen
-
-    def test_a_copy_without_the_commit_or_the_files_is_refused(self, lock, access, remote, tmp_path):
+    def test_a_copy_without_the_commit_or_a_history_is_refused(self, lock, access, remote, tmp_path):
         remote.git("tag", "--delete", "v4.5.0")
         with pytest.raises(FetchError, match=r"v4\.5\.0"):
             sources(lock, access, {"cutlass": remote.folder})
-        with pytest.raises(ConfigError, match="no copy of cutlass"):
-            sources(lock, access, {"cutlass": tmp_path / "home"})
+        (tmp_path / "plain" / "include").mkdir(parents=True)
+        (tmp_path / "plain" / "include" / "a.h").write_text("// older\n")
+        with pytest.raises(ConfigError, match="no clone of cutlass"):
+            sources(lock, access, {"cutlass": tmp_path / "plain"})
         with pytest.raises(ConfigError, match="goose"):
             sources(lock, access, {"goose": remote.folder})
 

@@ -9,11 +9,11 @@ import pytest
 from kit import UpstreamRepository, make_tree, read_tree
 from native_kit import PROGRAM, Member, make_wheel, native_tables, offer, offer_toolkit, with_native
 from small_release import make_release
-from upstream_kit import make_access
 
-from sparkwright.base.errors import ConfigError, DigestError, LockMismatchError, UnknownNameError
+from sparkwright.base.errors import ConfigError, LockMismatchError, UnknownNameError
+from sparkwright.git import FileEntry
 from sparkwright.lock.native import Candidate, SourcePin
-from sparkwright.native.sources import find_sources, gather_sources, keep_source, read_copy
+from sparkwright.native.sources import find_sources, gather_sources, keep_source
 from sparkwright.pipeline.kernels import GatherSources
 
 pytest_plugins = ["package_access"]
@@ -21,7 +21,6 @@ pytest_plugins = ["package_access"]
 FILES = {"include/a.h": "// a\n", "include/deep/b.h": "// b\n", "CMakeLists.txt": "project(x)\n"}
 UNRELATED = {"README.md": "read", "media/large.bin": os.urandom(1 << 20).hex(), "included.h": "no"}
 PATHS = ("CMakeLists.txt", "include")
-NOBODY = {}
 
 
 @pytest.fixture
@@ -54,15 +53,14 @@ def pin(lock, tree, **changes):
     return with_native(lock, msgspec.structs.replace(lock.native, sources=sources))
 
 
-def cutlass(lock, access, environment=NOBODY):
-    return gather_sources(lock, access, wanted=["cutlass"], environment=environment)["cutlass"]
+def cutlass(lock, access):
+    return gather_sources(lock, access, wanted=["cutlass"])["cutlass"]
 
 
-def write(folder, files):
-    for path, text in files.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(text)
-    return folder
+def store(access, files):
+    """Keep *files* as a source, as `lock bump --copy` does."""
+    entries = {path: FileEntry("100644", text.encode()) for path, text in files.items()}
+    return keep_source(access, entries, "a clone")
 
 
 # Git ---------------------------------------------------------------------------------------
@@ -118,7 +116,6 @@ def test_what_the_remote_does_not_have_is_stood_in_for(lock, access, tree, heard
     found = cutlass(pin(lock, **{"tree": tree, **changes}), access)
     assert not found.at_hand
     assert why in found.missing
-    assert "VLLM_CUTLASS_SRC_DIR names no local copy" in found.missing
     assert [data["name"] for data in heard.of("source.missing")] == ["cutlass"]
     assert not list(access.store.scratch_root.iterdir())
 
@@ -155,12 +152,12 @@ def test_a_package_with_other_files_is_not_believed(lock, access, index, tree):
 
 def test_what_was_brought_once_is_not_asked_for_again(lock, access, index, tree):
     wanted = packaged(lock, index, tree)
-    assert find_sources(wanted, access, environment=NOBODY) is None
-    first = gather_sources(wanted, access, environment=NOBODY)
+    assert find_sources(wanted, access) is None
+    first = gather_sources(wanted, access)
     index.requests.clear()
     offline = dataclasses.replace(access, settings=dataclasses.replace(access.settings, offline=True))
-    again = gather_sources(wanted, offline, environment=NOBODY)
-    assert again == first == find_sources(wanted, offline, environment=NOBODY)
+    again = gather_sources(wanted, offline)
+    assert again == first == find_sources(wanted, offline)
     assert index.requests == []
 
 
@@ -174,54 +171,7 @@ def test_without_a_network(lock, access, index, tree):
 
 def test_a_tree_that_the_repository_lost_is_brought_again(lock, access, remote, tree):
     access.store.put_record("source-tree", "e" * 40, {"origin": "long ago"})
-    assert find_sources(pin(lock, "e" * 40), access, environment=NOBODY) is None
-
-
-# The user's own copy -----------------------------------------------------------------------
-
-
-def test_a_local_copy_is_taken_if_it_is_the_pinned_one(lock, access, tree, tmp_path):
-    folder = write(tmp_path / "copy", {**FILES, "README.md": "mine", "include/.git/HEAD": "x"})
-    environment = {"VLLM_CUTLASS_SRC_DIR": str(folder)}
-    wanted = pin(lock, tree, repository=(tmp_path / "gone").as_uri())
-    found = cutlass(wanted, access, environment)
-    assert (found.tree, found.origin) == (tree, f"the folder {folder}")
-    assert find_sources(wanted, access, environment=environment)["cutlass"] == found
-
-
-def test_another_local_copy_is_refused(lock, access, tree, tmp_path):
-    folder = write(tmp_path / "copy", {**FILES, "include/mine.h": "// mine"})
-    environment = {"VLLM_CUTLASS_SRC_DIR": str(folder)}
-    wanted = pin(lock, tree)
-    for look in (gather_sources, find_sources):
-        with pytest.raises(DigestError, match="not the source that the lock pins") as caught:
-            look(wanted, access, environment=environment)
-        assert "unset VLLM_CUTLASS_SRC_DIR" in caught.value.next_step
-    assert cutlass(wanted, access).tree == tree
-
-
-def test_a_variable_that_names_nothing(lock, access, tree, tmp_path):
-    gone = {"VLLM_CUTLASS_SRC_DIR": str(tmp_path / "gone")}
-    with pytest.raises(ConfigError, match="VLLM_CUTLASS_SRC_DIR names no folder"):
-        cutlass(pin(lock, tree), access, gone)
-    assert cutlass(pin(lock, tree), access, {"VLLM_CUTLASS_SRC_DIR": ""}).at_hand
-
-
-def test_a_mounted_source_is_looked_for_inside_its_host(lock, access, remote, tree, tmp_path):
-    mounted = SourcePin(
-        ref="v4.4.2", tree=tree, paths=PATHS, repository=remote.address, mount="quack:third/cutlass"
-    )
-    native = msgspec.structs.replace(lock.native, sources={**lock.native.sources, "inner": mounted})
-    wanted = with_native(lock, native)
-    folder = write(tmp_path / "quack" / "third" / "cutlass", FILES).parents[1]
-    environment = {"QUACK_SRC_DIR": str(folder)}
-    found = gather_sources(wanted, access, wanted=["inner"], environment=environment)["inner"]
-    assert found.origin == f"the folder {folder / 'third' / 'cutlass'}"
-    # A copy without its submodule: the remote is asked.
-    bare = {"QUACK_SRC_DIR": str(tmp_path)}
-    fresh = make_access(tmp_path / "fresh")
-    assert "v4.4.2" in gather_sources(wanted, fresh, wanted=["inner"], environment=bare)["inner"].origin
-    fresh.repository.close()
+    assert find_sources(pin(lock, "e" * 40), access) is None
 
 
 # Candidates --------------------------------------------------------------------------------
@@ -234,33 +184,26 @@ def candidate(access):
     return Candidate(ref="v4.4.1", tree=make_tree(access.repository, OLDER), attested={"_C": (2, 2)})
 
 
-@pytest.fixture
-def older(tmp_path):
-    """The environment of a user who has the candidate's files."""
-    return {"VLLM_CUTLASS_SRC_DIR": str(write(tmp_path / "older", OLDER))}
-
-
-def test_a_candidate_is_taken_where_the_pin_cannot_be_had(lock, access, candidate, older, tmp_path):
+def test_a_candidate_is_taken_where_the_pin_cannot_be_had(lock, access, candidate, tmp_path):
     wanted = pin(lock, None, candidate=candidate)
-    assert not cutlass(wanted, access).at_hand  # its remote does not answer
-    assert find_sources(wanted, access, environment=NOBODY) is None
-    found = cutlass(wanted, access, older)
+    assert not cutlass(wanted, access).at_hand  # its remote does not have it
+    assert find_sources(wanted, access) is None
+    assert store(access, OLDER) == candidate.tree
+    found = cutlass(wanted, access)
     assert (found.tree, found.is_candidate) == (candidate.tree, True)
     assert found.missing.startswith("the lock has no tree of cutlass v4.4.2 yet")
-    assert find_sources(wanted, access, environment=older)["cutlass"] == found
-    # From now on the store has it, also where the lock names a pin that does not answer.
-    assert find_sources(wanted, access, environment=NOBODY)["cutlass"].is_candidate
+    assert find_sources(wanted, access)["cutlass"] == found
+    # Also where the lock names a pin that does not answer.
     gone = pin(lock, "f" * 40, repository=(tmp_path / "gone").as_uri(), candidate=candidate)
     assert cutlass(gone, access).is_candidate
 
 
-def test_a_candidate_is_left_alone_where_the_pin_can_be_had(lock, access, tree, candidate, older):
-    assert cutlass(pin(lock, None, candidate=candidate), access, older).is_candidate
+def test_a_candidate_is_left_alone_where_the_pin_can_be_had(lock, access, tree, candidate):
+    store(access, OLDER)
+    assert cutlass(pin(lock, None, candidate=candidate), access).is_candidate
     found = cutlass(pin(lock, tree, candidate=candidate), access)
     assert (found.tree, found.is_candidate, found.missing) == (tree, False, "")
     assert pin(lock, tree, candidate=candidate).native.sources["cutlass"].trees == (tree, candidate.tree)
-    with pytest.raises(DigestError, match="not the source that the lock pins"):
-        cutlass(pin(lock, tree, candidate=candidate), access, older)
 
 
 @pytest.mark.parametrize(
@@ -274,19 +217,12 @@ def test_a_candidate_is_fetched_if_all_units_of_an_extension_are_attested(
     remote.commit("Older", content)
     remote.git("tag", "v4.4.1")
     wanted = pin(lock, None, candidate=msgspec.structs.replace(candidate, attested={"_C": attested}))
-    assert (find_sources(wanted, access, environment=NOBODY) is None) == (attested == (2, 2))
+    assert (find_sources(wanted, access) is None) == (attested == (2, 2))
     found = cutlass(wanted, access)
     assert (found.is_candidate, found.at_hand) == (fetched, fetched)
     assert found.missing.startswith("the lock has no tree of cutlass v4.4.2 yet")
     if fetched:
         assert (found.tree, read_tree(access.repository, found.tree)) == (candidate.tree, OLDER)
-
-
-def test_another_tree_than_the_candidates_is_refused(lock, access, candidate, older):
-    other = msgspec.structs.replace(candidate, tree="e" * 40)
-    with pytest.raises(DigestError, match=f"{candidate.tree}, not {'e' * 40}") as caught:
-        cutlass(pin(lock, None, candidate=other), access, older)
-    assert "check out v4.4.1 there" in caught.value.next_step
 
 
 def test_a_pin_that_arrived_meanwhile_is_no_candidate(lock, access, tree, tmp_path):
@@ -306,7 +242,7 @@ def test_a_pin_that_arrived_meanwhile_is_no_candidate(lock, access, tree, tmp_pa
     first, later = SimpleNamespace(), SimpleNamespace()
     GatherSources().make(job, first)
     assert not first.sources["cutlass"].at_hand
-    assert keep_source(access, read_copy(write(tmp_path / "copy", FILES), PATHS), "a copy") == tree
+    assert store(access, FILES) == tree
     assert GatherSources().find(job, later)
     assert later.sources["cutlass"].missing == ""
     assert not later.sources["cutlass"].is_candidate
@@ -317,14 +253,14 @@ def test_a_pin_that_arrived_meanwhile_is_no_candidate(lock, access, tree, tmp_pa
 
 
 def test_what_stands_in_has_the_files_that_configuring_reads(lock, access, tree):
-    found = gather_sources(pin(lock, tree), access, environment=NOBODY)
+    found = gather_sources(pin(lock, tree), access)
     quack = found["quack"]
     assert (quack.at_hand, quack.missing) == (False, "nothing is compiled from it")
     assert read_tree(access.repository, quack.tree) == {"STANDS-IN": "", "q/duck.py": ""}
     # One that is compiled from, and that the lock has no tree of, is asked for by its own name.
     pins = {name: msgspec.structs.replace(one, tree=None) for name, one in lock.native.sources.items()}
     unknown = with_native(lock, msgspec.structs.replace(lock.native, sources=pins))
-    missing = gather_sources(unknown, access, environment=NOBODY)["cutlass"].missing
+    missing = gather_sources(unknown, access)["cutlass"].missing
     assert missing.startswith("the lock has no tree of cutlass v4.4.2 yet")
     assert "--copy cutlass=FOLDER" in missing
     # A folder without any file would not even be there when the tree is laid out.
@@ -334,7 +270,7 @@ def test_what_stands_in_has_the_files_that_configuring_reads(lock, access, tree)
 
 def test_names_and_tables_that_are_not_there(lock, access, tree):
     with pytest.raises(UnknownNameError, match="no source that kernels are compiled from in the lock 'duck'"):
-        gather_sources(pin(lock, tree), access, wanted=["duck"], environment=NOBODY)
+        gather_sources(pin(lock, tree), access, wanted=["duck"])
     with pytest.raises(ConfigError):
         gather_sources(with_native(lock, None), access)
     with pytest.raises(LockMismatchError):
@@ -344,5 +280,5 @@ def test_names_and_tables_that_are_not_there(lock, access, tree):
 def test_a_source_that_nobody_else_declares_has_its_own_address(lock, access, tree):
     alone = {"only": SourcePin(ref="v4.4.2", tree=tree, paths=PATHS)}
     native = msgspec.structs.replace(lock.native, sources=alone)
-    found = gather_sources(with_native(lock, native), access, environment=NOBODY)["only"]
+    found = gather_sources(with_native(lock, native), access)["only"]
     assert found.missing == "the lock names no git repository for it"

@@ -1,4 +1,4 @@
-"""Folders of the user's as a source: what would be unsafe in a git tree anywhere is not taken in."""
+"""Links that lead out of a tree: a tree that has one is not written to a disk."""
 
 import os
 from pathlib import Path
@@ -9,56 +9,6 @@ from kit import make_tree
 from sparkwright.base.errors import ArchiveError, PatchError
 from sparkwright.carries.edited import write_tree
 from sparkwright.git import FileEntry, Repository, check_out, outward_link
-from sparkwright.upstream import archive
-from sparkwright.upstream.folder import walk_folder
-
-NAMES = [
-    b".Git", b"git~1", ".g\u200cit".encode(), b"new\nline", b"back\\slash", b"tab\t", b"latin-\xe9", b".GIT ",
-]  # fmt: skip
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
-    (tmp_path / "root" / "sub").mkdir(parents=True)
-    (tmp_path / "root" / "sub" / "file.py").write_bytes(b"x = 1\n")
-    return tmp_path / "root"
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", ["file", "folder", "link"])
-def test_names_of_files_folders_and_links_have_to_be_safe_everywhere(root, name, kind):
-    assert [path for path, _ in walk_folder(root)] == ["sub/file.py"]
-    path = os.path.join(os.fsencode(root), b"sub", name)  # noqa: PTH118 - no text
-    if kind == "file":
-        os.close(os.open(path, os.O_CREAT))
-    elif kind == "link":
-        os.symlink(b"file.py", path)  # noqa: PTH211
-    else:
-        os.mkdir(path)  # noqa: PTH102
-        os.close(os.open(path + b"/x", os.O_CREAT))
-    with pytest.raises(ArchiveError) as caught:
-        list(walk_folder(root))
-    assert caught.value.exit_code == 21
-
-
-def test_repositories_and_caches_are_left_out(root: Path) -> None:
-    for name in (".git", "__pycache__"):
-        (root / name).mkdir()
-        (root / name / "x").touch()
-    assert [path for path, _ in walk_folder(root)] == ["sub/file.py"]
-
-
-def test_links_that_lead_out_through_one_another_are_refused(root: Path) -> None:
-    for number in range(1, 4):
-        (root / "sub" / f"l{number}").symlink_to(".." if number == 1 else f"l{number - 1}/..")
-    (root / "sub" / "healthy.py").symlink_to("l1/sub/file.py")
-    (root / "sub" / "l2").unlink()
-    (root / "sub" / "l3").unlink()
-    assert len(list(walk_folder(root))) == 3
-    (root / "sub" / "l2").symlink_to("l1/..")
-    (root / "sub" / "evil.py").symlink_to("l2/etc/passwd")
-    with pytest.raises(ArchiveError, match="refused"):
-        list(walk_folder(root))
 
 
 @pytest.mark.parametrize(
@@ -77,39 +27,6 @@ def test_links_that_lead_out_through_one_another_are_refused(root: Path) -> None
 )
 def test_links_are_followed_as_the_kernel_does(links: dict[str, str], out: str | None) -> None:
     assert outward_link(links) == out
-
-
-@pytest.mark.parametrize(
-    ("limit", "value"), [("MAX_FILE_BYTES", 999), ("MAX_TOTAL_BYTES", 2999), ("MAX_MEMBERS", 3)]
-)
-def test_absurd_sizes_are_refused_before_they_are_read(root, monkeypatch, limit, value):
-    for number in range(3):
-        (root / f"{number}").write_bytes(bytes(1000))
-    assert len(list(walk_folder(root))) == 4
-    monkeypatch.setattr(archive, limit, value)
-    with pytest.raises(ArchiveError):
-        list(walk_folder(root))
-
-
-def test_a_sparse_file_that_would_fill_the_memory_is_refused(root: Path) -> None:
-    with (root / "huge").open("wb") as stream:
-        stream.truncate(3 << 30)
-    with pytest.raises(ArchiveError) as caught:
-        list(walk_folder(root))
-    assert "huge" in caught.value.because
-
-
-def test_a_folder_that_cannot_be_read_is_not_taken_for_empty(root, monkeypatch):
-    scan = os.scandir
-
-    def refuse(place: str) -> object:
-        if os.path.basename(place) == "sub":  # noqa: PTH119 - as os.walk gives it
-            raise PermissionError(13, "Permission denied", place)
-        return scan(place)
-
-    monkeypatch.setattr(os, "scandir", refuse)
-    with pytest.raises(PermissionError):
-        list(walk_folder(root))
 
 
 # Trees that came by git ----------------------------------------------------------------------

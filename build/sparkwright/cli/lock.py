@@ -61,7 +61,6 @@ def check_command(session: Session, *, source: str) -> Result:
     described = {
         "values": checked,
         "unconfirmed": [item._asdict() for item in open_ends],
-        "unverified": sorted(lock.native.unverified) if lock.native else [],
         "findings": [finding._asdict() for finding in findings],
     }
     if findings:
@@ -79,8 +78,6 @@ def check_command(session: Session, *, source: str) -> Result:
             f"the other {len(item.rest)} digits, {item.rest}, were not confirmed by any repository"
         )
         parts.append(session.hint("sparkwright lock check --source git, or an address, or a clone"))
-    for name, ref in (lock.native.unverified if lock.native else {}).items():
-        parts.append(f"unverified: native.sources.{name}.tree is of plain files, not compared with {ref}")
     return Result(described, parts)
 
 
@@ -94,8 +91,8 @@ def check_command(session: Session, *, source: str) -> Result:
     "copies",
     metavar="NAME=FOLDER",
     multiple=True,
-    help="Take the tree of a dependency's source from here: a git repository that has the pinned "
-    "commit, or its files; may be repeated.",
+    help="Take the tree of a dependency's source from this git repository, which has the pinned commit; may "
+    "be repeated.",
 )
 @click.option(
     "--source",

@@ -233,7 +233,5 @@ def _shown_kernels(job: Job, state: BuildState) -> Iterator[Part]:
         yield "", f"{name} is from upstream's wheel: {why}"
     if unknown := native.unreached:
         yield "", f"for these: {bump_command(job.spec.lock, unknown)}"
-    for source, ref in native.unverified.items():
-        yield "", f"{source} is of plain files, which were not compared with {ref}"
     for member in require(state.binaries).left_out:
         yield "", f"{member} left out: nothing in it runs on {arch}"

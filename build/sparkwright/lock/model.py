@@ -77,7 +77,7 @@ class Dependency(Model, frozen=True):
         repository: git address, as upstream's CMake files state it.
         ref: tag or commit, as stated there.
         declared_in: the CMake file that states it.
-        override: environment variable that names a local copy instead.
+        override: environment variable that tells upstream's CMake where it lies.
     """
 
     repository: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, TypeVar
 
 from msgspec import Meta, field
 
@@ -102,8 +102,6 @@ class SourcePin(Model, frozen=True):
         package: a wheel that holds the same files.
         mount: place of the tree inside another source, ``name:folder``; a separate source if empty.
         stand_in: files that CMake looks for, written empty when the source cannot be fetched.
-        trust: ``plain-files`` where `tree` was taken from files without a history, so that nothing shows that
-            they are those of `ref`.
         candidate: compiled instead where this one cannot be had.
     """
 
@@ -115,7 +113,6 @@ class SourcePin(Model, frozen=True):
     folder: str = ""
     mount: str = ""
     stand_in: tuple[str, ...] = ()
-    trust: Literal["", "plain-files"] = ""
     candidate: Candidate | None = None
 
     @property
@@ -198,11 +195,6 @@ class NativePin(Model, frozen=True):
     def is_measured(self) -> bool:
         """True if `binaries` were measured on the release that these tables are for."""
         return self.measured in {"", self.release}
-
-    @property
-    def unverified(self) -> dict[str, str]:
-        """The sources whose tree nothing shows to be that of their commit or tag, each with that."""
-        return {name: pin.ref for name, pin in self.sources.items() if pin.trust}
 
     @property
     def candidates(self) -> dict[str, Candidate]:

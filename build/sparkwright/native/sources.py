@@ -7,21 +7,13 @@ fetched prevents only the extensions that need it: a stand-in lets CMake configu
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from msgspec import structs
 
-from sparkwright.base.errors import (
-    ConfigError,
-    DigestError,
-    FetchError,
-    NotInStoreError,
-    RefError,
-    SparkwrightError,
-)
+from sparkwright.base.errors import DigestError, FetchError, NotInStoreError, RefError, SparkwrightError
 from sparkwright.base.events import emit, task
 from sparkwright.git import (
     FileEntry,
@@ -33,12 +25,11 @@ from sparkwright.git import (
     open_repository,
 )
 from sparkwright.lock import Lock, require_native
-from sparkwright.lock.native import NativePin, Package, SourcePin, named
+from sparkwright.lock.native import Package, SourcePin, named
 from sparkwright.native.model import SourceTree
 from sparkwright.native.packages import open_package, read_members
 from sparkwright.upstream import Access
 from sparkwright.upstream.archive import EXECUTABLE, REGULAR
-from sparkwright.upstream.folder import walk_folder
 
 _KIND = "source-tree"
 _FULL_ID = 40
@@ -53,8 +44,6 @@ class _Wanted:
     name: str
     pin: SourcePin
     repository: str
-    override: str
-    folder: str
 
     @property
     def unknown(self) -> str:
@@ -66,67 +55,38 @@ class _Wanted:
             f"where {self.repository} can be reached, or from a clone with --copy {self.name}=FOLDER"
         )
 
-    def local_copy(self, environment: Mapping[str, str]) -> Path | None:
-        """Return the user's copy, if its variable is set; for a mounted source, inside its host's copy."""
-        chosen = environment.get(self.override, "")
-        return Path(chosen).expanduser() / self.folder if chosen else None
-
 
 class _UnavailableError(Exception):
     """One origin cannot provide a source; another may."""
 
 
 def gather_sources(
-    lock: Lock,
-    access: Access,
-    *,
-    wanted: Iterable[str] | None = None,
-    environment: Mapping[str, str] | None = None,
+    lock: Lock, access: Access, *, wanted: Iterable[str] | None = None
 ) -> dict[str, SourceTree]:
     """Return the sources called *wanted*, fetched where they are missing; all of the lock's by default.
 
-    The user's local copy, the store, a package and the git remote are tried in this order, and only the tree
-    that the lock pins is accepted. If none of them has it, the tree of the lock's candidate is looked for in
-    the same way.
-
-    Args:
-        lock: the pin with its ``[native]`` tables.
-        access: the store, its repository and the network settings.
-        wanted: names of the sources.
-        environment: the variables that may name a local copy; by default this process's.
+    The store, a package and the git remote are tried in this order, and only the tree that the lock pins is
+    accepted. If none of them has it, the tree of the lock's candidate is looked for in the same way.
 
     Raises:
-        DigestError: a local copy is not the tree in the lock.
         ConfigError: the lock has no such source.
     """
-    environment = os.environ if environment is None else environment
     found: dict[str, SourceTree] = {}
     for source in _wanted(lock, wanted):
         with task(f"source {source.name}"):
-            found[source.name] = _gather(access, source, environment)
+            found[source.name] = _gather(access, source)
         if found[source.name].missing and source.pin.tree is not None:
             emit("source.missing", name=source.name, why=found[source.name].missing)
     return found
 
 
-def find_sources(
-    lock: Lock,
-    access: Access,
-    *,
-    wanted: Iterable[str] | None = None,
-    environment: Mapping[str, str] | None = None,
-) -> dict[str, SourceTree] | None:
-    """Return the result of `gather_sources` if nothing has to be fetched for it, else `None`.
-
-    Raises:
-        DigestError, ConfigError: as for `gather_sources`.
-    """
-    environment = os.environ if environment is None else environment
+def find_sources(lock: Lock, access: Access) -> dict[str, SourceTree] | None:
+    """Return the result of `gather_sources` if nothing has to be fetched for it, else `None`."""
     found: dict[str, SourceTree] = {}
-    for source in _wanted(lock, wanted):
-        here = _from_folder(access, source, environment) or _from_store(access, source)
+    for source in _wanted(lock, None):
+        here = _from_store(access, source)
         if here is None and source.pin.tree is None:
-            here = _candidate(access, source, environment, source.unknown)
+            here = _candidate(access, source, source.unknown)
         if here is None and source.pin.trees:
             return None
         found[source.name] = here or _stand_in(access, source, source.unknown)
@@ -136,20 +96,13 @@ def find_sources(
 def _wanted(lock: Lock, names: Iterable[str] | None) -> Iterator[_Wanted]:
     native = require_native(lock)
     for name in native.sources if names is None else names:
-        yield _described(lock, native, name)
+        pin = named(native.sources, name, "source that kernels are compiled from")
+        declared = None if pin.mount else lock.sources.get(name)
+        yield _Wanted(name, pin, pin.repository or (declared.repository if declared else ""))
 
 
-def _described(lock: Lock, native: NativePin, name: str) -> _Wanted:
-    pin = named(native.sources, name, "source that kernels are compiled from")
-    host, _, folder = pin.mount.partition(":")
-    declared = lock.sources.get(host or name)
-    repository = pin.repository or (declared.repository if declared and not host else "")
-    return _Wanted(name, pin, repository, declared.override if declared else "", folder)
-
-
-def _gather(access: Access, source: _Wanted, environment: Mapping[str, str]) -> SourceTree:
-    found = _from_folder(access, source, environment) or _from_store(access, source)
-    if found is not None:
+def _gather(access: Access, source: _Wanted) -> SourceTree:
+    if (found := _from_store(access, source)) is not None:
         return found
     failures: list[str] = [source.unknown] if source.pin.tree is None else []
     for bring in (_from_package, _from_git) if source.pin.tree is not None else ():
@@ -159,15 +112,11 @@ def _gather(access: Access, source: _Wanted, environment: Mapping[str, str]) -> 
             failures += [str(error)] if str(error) else []
         except SparkwrightError as error:
             failures.append(str(error))
-    if source.override and source.pin.tree is not None:
-        failures.append(f"{source.override} names no local copy")
     why = "; ".join(failures)
-    return _candidate(access, source, environment, why, fetching=True) or _stand_in(access, source, why)
+    return _candidate(access, source, why, fetching=True) or _stand_in(access, source, why)
 
 
-def _candidate(
-    access: Access, source: _Wanted, environment: Mapping[str, str], why: str, *, fetching: bool = False
-) -> SourceTree | None:
+def _candidate(access: Access, source: _Wanted, why: str, *, fetching: bool = False) -> SourceTree | None:
     """Return the candidate for a source that is missing for the reason *why*.
 
     It is fetched only if an extension can be compiled from it.
@@ -176,8 +125,7 @@ def _candidate(
     if candidate is None:
         return None
     other = replace(source, pin=structs.replace(source.pin, ref=candidate.ref, tree=candidate.tree))
-    found = _from_folder(access, other, environment) if source.pin.tree is None else None
-    found = found or _from_store(access, other)
+    found = _from_store(access, other)
     if found is None and fetching and candidate.tree in source.pin.trees:
         try:
             found = _from_git(access, other)
@@ -198,36 +146,6 @@ def _ref(tree: str) -> str:
 
 
 # The ways to get one ------------------------------------------------------------------------
-
-
-def _from_folder(access: Access, source: _Wanted, environment: Mapping[str, str]) -> SourceTree | None:
-    """Return the user's local copy, if there is one."""
-    folder = source.local_copy(environment)
-    if folder is None or source.pin.tree is None:
-        return None
-    if not folder.is_dir():
-        if source.folder:  # a host without what is mounted in it: the submodule was not checked out
-            return None
-        raise ConfigError(
-            f"{source.override} names no folder", because=f"{folder} does not exist",
-            next_step="unset it, or let it name a copy of that source",
-        )  # fmt: skip
-    tree = _import(access.repository, read_copy(folder, source.pin.paths))
-    if tree != source.pin.tree:
-        raise DigestError(
-            f"{folder}, which {source.override} names, is not the source that the lock pins",
-            because=f"the tree of {', '.join(source.pin.paths)} there is {tree}, not {source.pin.tree}",
-            next_step=f"check out {source.pin.ref} there, or unset {source.override}",
-        )
-    return _kept(access, source, tree, f"the folder {folder}")
-
-
-def _files(folder: Path, wanted: str) -> Iterator[tuple[str, FileEntry]]:
-    path = folder / wanted
-    if path.is_dir():
-        yield from ((f"{wanted}/{inner}", entry) for inner, entry in walk_folder(path))
-    elif path.is_file():
-        yield wanted, FileEntry(REGULAR, path.read_bytes())
 
 
 def _from_store(access: Access, source: _Wanted) -> SourceTree | None:
@@ -316,11 +234,6 @@ def read_clone(folder: Path, ref: str, paths: Iterable[str]) -> Revision:
         ) from error  # fmt: skip
     finally:
         repository.close()
-
-
-def read_copy(folder: Path, paths: Iterable[str]) -> dict[str, FileEntry]:
-    """Return the files below *paths* of the local copy in *folder*, by path."""
-    return {path: entry for wanted in paths for path, entry in _files(folder, wanted)}
 
 
 def keep_source(access: Access, files: Mapping[str, FileEntry], origin: str) -> str:
@@ -414,11 +327,6 @@ def _verified(access: Access, source: _Wanted, tree: str, origin: str) -> Source
             because=f"its tree is {tree}, not {source.pin.tree}",
             next_step="do not use it before you know which is right",
         )
-    return _kept(access, source, tree, origin)
-
-
-def _kept(access: Access, source: _Wanted, tree: str, origin: str) -> SourceTree:
     access.repository.keep(_ref(tree), tree)
-    if tree == source.pin.tree:
-        access.store.put_record(_KIND, tree, {"origin": origin})
+    access.store.put_record(_KIND, tree, {"origin": origin})
     return SourceTree(name=source.name, tree=tree, origin=origin)

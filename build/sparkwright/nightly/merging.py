@@ -52,7 +52,7 @@ class Merging:
         """Return the engine's report on *carries* merged onto *tree*, with history up to *commit* if any."""
         history = bool(commit) and self.target.history
         known = commit if history else None
-        pristine = Pristine(tree, known, self.target.origin, verified=True, history=history)
+        pristine = Pristine(tree, known, self.target.origin, history=history)
         request = self.job.merge_request(pristine, self.target.version)
         return merge_patchset(self.job.repository, replace(request, carries=tuple(carries)))
 

@@ -9,8 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from sparkwright.base.errors import FetchError, NotInStoreError, UnknownNameError, unknown_name
-from sparkwright.base.events import warn
+from sparkwright.base.errors import UnknownNameError, unknown_name
 from sparkwright.carries import Revision
 from sparkwright.carries.patchset import BuildSpec, load_patchset
 from sparkwright.distributed.cluster import Cluster
@@ -115,28 +114,12 @@ class Job:
             compiled=compiled,
         )
 
-    @cached_property
-    def _release_tree(self) -> str:
-        """The tree of the pinned release, without edits that the source may have."""
-        release, sdist = self.spec.lock.release, self.spec.lock.required_sdist()
-        if self.pristine.verified:
-            return self.pristine.tree
-        try:
-            return self.source.release(release.version, sha256=sdist.sha256).tree
-        except (FetchError, NotInStoreError) as error:
-            warn(f"{self.pristine.origin} replaces the release that carries were written against: {error}")
-            return self.pristine.tree
-
     def find_base(self, revision: Revision) -> str:
-        """Return the pristine tree that *revision* was written against.
-
-        An unpacked tree that differs from the pinned release is no carry's base: its edits are merged with
-        the carry's. It is used only if the release itself cannot be fetched.
-        """
+        """Return the pristine tree that *revision* was written against."""
         sdist = self.spec.lock.sdist
         if sdist is None or revision.sdist_sha256 != sdist.sha256:
             return self.source.release(revision.release, sha256=revision.sdist_sha256).tree
-        return self._release_tree
+        return self.pristine.tree
 
     def merge_request(self, pristine: Pristine, version: str) -> MergeRequest:
         """Return the request to merge the carries onto *pristine*."""
@@ -275,7 +258,7 @@ def make_job(checkout: Checkout, store: Store, repository: Repository, options: 
     spec = checkout.build_spec(options.patchset, arch=arch)
     access = Access(store, repository, read_settings(offline=options.offline))
     require_listed(checkout, spec, options.allow_unproved)
-    toolchain = ToolchainResource(lock, options.platform, access, options.compiling.cuda)
+    toolchain = ToolchainResource(lock, options.platform, access)
     return Job(
         checkout=checkout,
         spec=spec,

@@ -81,24 +81,18 @@ class GatherSources:
         missing = {name: source.missing for name, source in found.items() if source.missing}
         job.store.put_record(_TRIED, self.key(job, state) or "", {"at": time.time(), "missing": missing})
         if job.options.require_native and (lost := _lost(_pin(job), found)):
+            absent = [name for name in missing if _pin(job).sources[name].paths]
             raise MissingSourceError(
                 f"{', '.join(lost)} cannot be compiled",
                 because="; ".join(sorted(set(lost.values()))),
-                next_step=f"{_way_to_sources(job)}, or leave out --require-native: upstream's binary is "
-                "taken then, and named so",
+                next_step=f"clone {', '.join(absent)}, and run '{bump_command(job.spec.lock, absent)}', or "
+                "leave out --require-native: upstream's binary is taken then, and named so",
             )
 
     def _tried(self, job: Job) -> dict[str, str] | None:
         """Return the reasons for sources missing at a recent attempt; `None` to try again."""
         tried = job.store.find_record_as(_Tried, _TRIED, self.key(job, BuildState()) or "")
         return None if tried is None or time.time() - tried.at > _RETRY_AFTER_S else tried.missing
-
-
-def _way_to_sources(job: Job) -> str:
-    """Return how missing sources are provided: through the lock, if it has no tree of them, or a variable."""
-    if unknown := _pin(job).unreached:
-        return f"clone {', '.join(unknown)}, and run '{bump_command(job.spec.lock, unknown)}'"
-    return "name a copy of the source in the variable above"
 
 
 def _lost(native: NativePin, sources: Mapping[str, SourceTree]) -> dict[str, str]:
@@ -149,23 +143,19 @@ class PrepareToolchain:
 
     def key(self, job: Job, state: BuildState) -> str | None:
         del state
-        asked = [job.options.platform, str(job.options.compiling.cuda or "")]
+        asked = [job.options.platform, ""]  # where another toolkit could be named: keys stay what they were
         return digest_of([to_builtins(_pin(job).toolkit), job.spec.lock.release.torch, asked])
 
     def find(self, job: Job, state: BuildState) -> bool:
         from sparkwright.native.toolchain import find_toolchain
 
-        state.toolchain = find_toolchain(
-            job.spec.lock, job.target, job.access, system=job.options.compiling.cuda
-        )
+        state.toolchain = find_toolchain(job.spec.lock, job.target, job.access)
         return state.toolchain is not None
 
     def make(self, job: Job, state: BuildState) -> None:
         from sparkwright.native.toolchain import prepare_toolchain
 
-        state.toolchain = prepare_toolchain(
-            job.spec.lock, job.target, job.access, system=job.options.compiling.cuda
-        )
+        state.toolchain = prepare_toolchain(job.spec.lock, job.target, job.access)
 
 
 @dataclass(frozen=True)
@@ -315,7 +305,6 @@ def _elsewhere(job: Job) -> UnitCompiler | None:
         repository=job.repository,
         lock=job.spec.lock,
         logs=job.checkout.folder / ".sparkwright" / "compile",
-        cuda=compiling.cuda is not None,
         isolate=compiling.isolate,
         keep_going=compiling.keep_going,
     )

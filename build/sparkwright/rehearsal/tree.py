@@ -107,7 +107,7 @@ def _differing(job: Job, artifact: Artifact, stock: Path, version: str) -> froze
 
 def release_tree(job: Job, version: str) -> str:
     """Return the git id of the tree of the release *version*, as upstream has it."""
-    if version == job.spec.lock.release.version and job.pristine.verified:
+    if version == job.spec.lock.release.version:
         return job.pristine.tree
     return job.source.release(version).tree
 

@@ -184,7 +184,7 @@ class Realiser:
         source = open_source(self.options.source, self.access)
         point, lock, own = candidate.point, candidate.lock, self.checkout.lock
         if point.tree:
-            return Pristine(point.tree, point.commit, f"commit {point.commit[:12]}", verified=True)
+            return Pristine(point.tree, point.commit, f"commit {point.commit[:12]}")
         if point.commit:
             found = open_source(self.commits, self.access).commit(point.commit, own.release.git)
         elif lock is not None:

@@ -13,7 +13,7 @@ import os
 import posixpath
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple, cast
@@ -72,7 +72,8 @@ def read_sdist(path: Path) -> Iterator[ArchiveEntry]:
             else:
                 yield _entry(tar, member, tree)
         _expect_end(stream, tar.offset, path.name)
-    refuse_outward(tree.links, path.name)
+    if (link := outward_link(tree.links)) is not None:
+        raise _outside(path.name, link, tree.links[link])
 
 
 def bad_component(part: str) -> str | None:
@@ -107,47 +108,16 @@ def _is_like_git(part: str) -> bool:
 
 
 @dataclass
-class Measure:
-    """Count of the files that were taken of a tree, and of their bytes; refuses what is absurd.
-
-    Attributes:
-        name: what the tree comes from.
-        total: their bytes so far.
-    """
-
-    name: str
-    files: int = 0
-    total: int = 0
-
-    def take(self, path: str, size: int) -> None:
-        """Count the file at *path*, before it is read.
-
-        Raises:
-            ArchiveError: it is too large, or one too many.
-        """
-        self.files += 1
-        self.total += size
-        if size > MAX_FILE_BYTES:
-            raise _refused(self.name, f"{path!r} has {size} bytes, more than {MAX_FILE_BYTES}")
-        if self.files > MAX_MEMBERS:
-            raise _refused(self.name, f"it has more than {MAX_MEMBERS} members")
-        if self.total > MAX_TOTAL_BYTES:
-            raise _refused(self.name, f"its files have more than {MAX_TOTAL_BYTES} bytes, up to {path!r}")
-
-
-@dataclass
 class _Tree:
-    """The paths read so far: refuses one that is unsafe or occurs twice."""
+    """The paths read so far, and their bytes: refuses one that is unsafe, occurs twice or is too large."""
 
     name: str
     top: str | None = None
+    total: int = 0
     files: dict[str, str] = field(default_factory=dict)
     folders: set[str] = field(default_factory=set)
     links: dict[str, str] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.measure = Measure(self.name)
 
     def inside(self, member: str) -> str:
         """Return the path of *member* below the top folder, checked; empty for the top folder itself."""
@@ -169,7 +139,11 @@ class _Tree:
 
     def place_file(self, member: str, mode: str, size: int = 0) -> str:
         path = self.inside(member)
-        self.measure.take(member, size)  # a hard link repeats what it leads to
+        self.total += size  # a hard link repeats what it leads to
+        if size > MAX_FILE_BYTES:
+            raise _refused(self.name, f"{member!r} has {size} bytes, more than {MAX_FILE_BYTES}")
+        if self.total > MAX_TOTAL_BYTES:
+            raise _refused(self.name, f"its files have more than {MAX_TOTAL_BYTES} bytes, up to {member!r}")
         if not path:
             raise _refused(self.name, f"{member!r} is a file where its top folder should be")
         if path in self.files or path in self.folders:
@@ -191,7 +165,7 @@ def _entry(tar: tarfile.TarFile, member: tarfile.TarInfo, tree: _Tree) -> Archiv
     if member.issym():
         path = tree.place_file(member.name, SYMLINK)
         tree.links[path] = member.linkname
-        return ArchiveEntry(path, SYMLINK, inward_target(path, member.linkname, tree.name).encode())
+        return ArchiveEntry(path, SYMLINK, _inward_target(path, member.linkname, tree.name).encode())
     if member.islnk():
         original = tree.inside(member.linkname)
         mode = tree.files.get(original)
@@ -205,27 +179,17 @@ def _entry(tar: tarfile.TarFile, member: tarfile.TarInfo, tree: _Tree) -> Archiv
     return ArchiveEntry(tree.place_file(member.name, mode, member.size), mode, _data(tar, member))
 
 
-def inward_target(path: str, target: str, name: str) -> str:
-    """Return *target*, if the symlink at *path* stays inside the tree called *name* with it.
-
-    Raises:
-        ArchiveError: it leads outside, or into a ``.git``.
-    """
+def _inward_target(path: str, target: str, name: str) -> str:
+    """Return *target*, if the symlink at *path* stays inside the tree called *name* with it."""
     resolved = posixpath.normpath(posixpath.join(posixpath.dirname(path), target))
     parts = resolved.split("/")
     if target.startswith("/") or not target or any(bad_component(part) for part in parts if part != "."):
-        raise _refused(name, f"the link {path!r} leads to {target!r}, outside its tree")
+        raise _outside(name, path, target)
     return target
 
 
-def refuse_outward(links: Mapping[str, str], name: str) -> None:
-    """Do nothing if all *links* of the tree called *name* stay in it, also through one another.
-
-    Raises:
-        ArchiveError: one leads outside.
-    """
-    if (path := outward_link(links)) is not None:
-        raise _refused(name, f"the link {path!r} leads to {links[path]!r}, outside its tree")
+def _outside(name: str, path: str, target: str) -> ArchiveError:
+    return _refused(name, f"the link {path!r} leads to {target!r}, outside its tree")
 
 
 def _data(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:

@@ -1,29 +1,15 @@
-"""A folder as the source: a repository, a mirror of the release's files, or an unpacked tree."""
+"""A folder as the source: a repository, or a mirror of the release's files."""
 
 from __future__ import annotations
 
 import contextlib
-import os
-import stat
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from sparkwright.base.digests import digest_of, sha256_file
-from sparkwright.base.errors import ArchiveError, FetchError
-from sparkwright.base.events import task, warn
-from sparkwright.git import FileEntry, check_object_id, fetch, import_files
+from sparkwright.base.errors import FetchError
+from sparkwright.git import check_object_id, fetch
 from sparkwright.lock import Artifact, Lock
-from sparkwright.lock.statements import VERSION_FILE, stated_commit
-from sparkwright.upstream.archive import (
-    EXECUTABLE,
-    REGULAR,
-    SYMLINK,
-    Measure,
-    bad_component,
-    inward_target,
-    refuse_outward,
-)
 from sparkwright.upstream.download import adopt_copy, fetch_artifact
 from sparkwright.upstream.releases import (
     PROJECT,
@@ -42,7 +28,6 @@ from sparkwright.upstream.releases import (
 _WHOLE_HISTORY = 0x7FFFFFFF  # git's own "infinite depth" (fetch-options, --unshallow)
 _FULL_ID = 40
 _FETCHED = "folder-fetched"
-_CACHES = frozenset({"__pycache__", ".git"})
 
 
 @dataclass(frozen=True)
@@ -59,9 +44,8 @@ class FolderSource:
     def pristine(self, lock: Lock) -> Pristine:
         """Return Upstream's files at the pinned release, in whichever form the folder has them.
 
-        A repository gives the pinned commit with the history that it has; a folder with the sdist
-        gives that, by its digest; anything else that looks like vLLM's tree is taken as it is,
-        and is only `verified` when it equals the pinned sdist.
+        A repository gives the pinned commit with the history that it has, a folder with the sdist that, by
+        its digest.
 
         Raises:
             FetchError: it is a repository without the pinned commit, or nothing of vLLM.
@@ -73,13 +57,11 @@ class FolderSource:
         if self._is_repository():
             return self._from_repository(lock)
         if (self.path / lock.sdist.filename).is_file():
-            return self._from_sdist(lock.sdist, verified=True)
-        if (self.path / PROJECT).is_dir() and (self.path / "pyproject.toml").is_file():
-            return self._from_tree(lock)
+            return self._from_sdist(lock.sdist)
         raise FetchError(
             f"{self.path} holds no {PROJECT}",
-            because=f"it is no repository, has no {lock.required_sdist().filename} and no {PROJECT} folder",
-            next_step="give a clone, a folder with the release's files, or an unpacked sdist",
+            because=f"it is no repository, and has no {lock.sdist.filename}",
+            next_step="give a clone, or a folder with the release's files",
         )
 
     def known(self, lock: Lock) -> Pristine | None:
@@ -98,8 +80,8 @@ class FolderSource:
             return self._of_commit(commit) if here and repository.has(commit) else None
         if (self.path / lock.sdist.filename).is_file():
             tree = known_tree(self.access, lock.sdist.sha256)
-            return None if tree is None else self._of_sdist(lock.sdist, tree, verified=True)
-        return None  # an unpacked tree has to be read to know what it is
+            return None if tree is None else self._of_sdist(lock.sdist, tree)
+        return None
 
     def commit(self, commit: str, git: str) -> Pristine:
         """Return the files of *commit*, with the history that the repository in the folder has of it.
@@ -131,7 +113,7 @@ class FolderSource:
             return other_release(self.access, version, sha256=sha256)
         artifact = Artifact(filename=path.name, sha256=sha256_file(path), size=path.stat().st_size)
         require_digest(artifact, sha256)
-        return self._from_sdist(artifact, verified=False)
+        return self._from_sdist(artifact)
 
     def wheel(self, lock: Lock, machine: str) -> Path:
         """Return the wheel in the folder, verified by its digest; the index's if it has none."""
@@ -167,69 +149,10 @@ class FolderSource:
     def _of_commit(self, commit: str) -> Pristine:
         return pristine_commit(self.access, commit, f"the repository {self.path}")
 
-    def _from_sdist(self, artifact: Artifact, *, verified: bool) -> Pristine:
+    def _from_sdist(self, artifact: Artifact) -> Pristine:
         path = self.path / artifact.filename
         tree = sdist_tree(self.access, artifact, lambda: adopt_copy(self.access.store, path, artifact))
-        return self._of_sdist(artifact, tree, verified=verified)
+        return self._of_sdist(artifact, tree)
 
-    def _of_sdist(self, artifact: Artifact, tree: str, *, verified: bool) -> Pristine:
-        return Pristine(tree, None, str(self.path / artifact.filename), verified)
-
-    def _from_tree(self, lock: Lock) -> Pristine:
-        with task(f"import {self.path}", unit="files") as progress:
-            files = dict(walk_folder(self.path))
-            tree = import_files(self.access.repository, files.items())
-            progress.advance(len(files))
-        record = self.access.store.find_record("sdist-tree", lock.required_sdist().sha256) or {}
-        verified = record.get("tree") == tree
-        if not verified:
-            known = (
-                "it differs from the pinned sdist" if record else "the pinned sdist is not here to compare"
-            )
-            stated = stated_commit(files[VERSION_FILE].data) if VERSION_FILE in files else None
-            warn(
-                f"{self.path} is used as it is, unverified: {known}; it says that it is commit "
-                f"{stated or 'unknown'}, and the lock pins {lock.release.commit}",
-                source=str(self.path), stated=stated, pinned=lock.release.commit,
-            )  # fmt: skip
-        return Pristine(tree, None, f"the folder {self.path}", verified)
-
-
-def walk_folder(root: Path) -> Iterator[tuple[str, FileEntry]]:
-    """Yield every file under *root* by its path there, but for repositories and Python's caches.
-
-    Raises:
-        ArchiveError: a name or link is not safe everywhere, something is no file, folder or link, or all
-            is absurdly large. Links are looked at last: use nothing before the iteration has ended.
-    """
-    measure, links = Measure(str(root)), dict[str, str]()
-    for parent, folders, names in os.walk(root, onerror=_raise):
-        folders[:] = sorted(name for name in folders if name not in _CACHES)
-        for name in folders:
-            _require_safe(Path(parent, name))
-        linked = [name for name in folders if Path(parent, name).is_symlink()]
-        for name in sorted([*names, *linked]):
-            path = Path(parent, name)
-            relative = path.relative_to(root).as_posix()
-            _require_safe(path)
-            state = path.lstat()
-            if stat.S_ISLNK(state.st_mode):
-                links[relative] = inward_target(relative, os.readlink(path), str(root))  # noqa: PTH115 - raw text
-                yield relative, FileEntry(SYMLINK, os.fsencode(links[relative]))
-            elif stat.S_ISREG(state.st_mode):
-                measure.take(relative, state.st_size)
-                kind = EXECUTABLE if state.st_mode & stat.S_IXUSR else REGULAR
-                yield relative, FileEntry(kind, path.read_bytes())
-            else:
-                raise ArchiveError(f"{path} cannot be imported", because="it is no file, folder or link")
-    refuse_outward(links, str(root))
-
-
-def _require_safe(path: Path) -> None:
-    if why := bad_component(path.name):
-        raise ArchiveError(f"{path} cannot be imported", because=why)
-
-
-def _raise(error: OSError) -> None:
-    """Raise *error*: a folder that cannot be looked into is not empty."""
-    raise error
+    def _of_sdist(self, artifact: Artifact, tree: str) -> Pristine:
+        return Pristine(tree, None, str(self.path / artifact.filename))

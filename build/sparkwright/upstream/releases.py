@@ -38,14 +38,12 @@ class Pristine:
         tree: id of their tree in the store's repository.
         commit: upstream's commit, where its object is in the store.
         origin: where they came from, in words.
-        verified: whether they are what the lock names, by digest or commit id.
         history: whether commits before `commit` are in the store too.
     """
 
     tree: str
     commit: str | None
     origin: str
-    verified: bool
     history: bool = False
 
 
@@ -60,7 +58,7 @@ def pristine_commit(access: Access, commit: str, origin: str) -> Pristine:
     repository = access.repository
     tree = repository.tree_of(commit)
     history = len(repository.command("rev-list", "--max-count=2", commit).text.split()) > 1
-    return Pristine(tree, commit, f"commit {commit[:12]} of {origin}", verified=True, history=history)
+    return Pristine(tree, commit, f"commit {commit[:12]} of {origin}", history=history)
 
 
 def require_tree(lock: Lock, pristine: Pristine) -> Pristine:
@@ -149,7 +147,7 @@ def other_release(access: Access, version: str, *, sha256: str | None = None) ->
     """Return the files of any release, by its version, from the index.
 
     The digest that the index states when it is first asked is remembered, and is what counts
-    from then on, offline too. As no lock names it, the result is not `verified`.
+    from then on, offline too.
 
     Args:
         access: where files come from and go to.
@@ -164,7 +162,7 @@ def other_release(access: Access, version: str, *, sha256: str | None = None) ->
     artifact = _release_sdist(access, version)
     require_digest(artifact, sha256)
     tree = sdist_tree(access, artifact, lambda: fetch_artifact(access.store, artifact, access.settings))
-    return Pristine(tree, None, f"{artifact.filename}, by the digest that the index stated", verified=False)
+    return Pristine(tree, None, f"{artifact.filename}, by the digest that the index stated")
 
 
 def require_digest(artifact: Artifact, sha256: str | None) -> None:

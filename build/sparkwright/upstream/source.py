@@ -101,7 +101,7 @@ class IndexSource:
 
     @staticmethod
     def _as_pristine(sdist: Artifact, tree: str) -> Pristine:
-        return Pristine(tree, None, f"{sdist.filename} from the package index", verified=True)
+        return Pristine(tree, None, f"{sdist.filename} from the package index")
 
     def commit(self, commit: str, git: str) -> Pristine:
         """See `GitSource.commit`: the package index has no commits."""
@@ -176,7 +176,7 @@ class GitSource:
 
     def _as_pristine(self, commit: str, address: str) -> Pristine:
         tree = self.access.repository.tree_of(commit)
-        return Pristine(tree, commit, f"commit {commit[:12]} of {address}", verified=True)
+        return Pristine(tree, commit, f"commit {commit[:12]} of {address}")
 
     def _commit(self, lock: Lock, address: str) -> str:
         """Return the full id of the pinned commit, which is in the store afterwards."""

@@ -1,7 +1,6 @@
 """``sparkwright merge`` and ``sparkwright wheel --plan``."""
 
 import json
-from pathlib import Path
 
 import pytest
 from tiny_release import ALIGNED, CLAMP, CLAMPED, make_tiny
@@ -154,44 +153,6 @@ def test_a_hazard_is_shown(world: World) -> None:
     world.offer(make_tiny("1.3.0", changes=(("vllm/clamp.py", both),)))
     ran = world.good("merge", "--onto", "1.3.0")
     assert "look at vllm/clamp.py: both sides changed clamp (clamp)" in ran.out
-
-
-class TestFolder:
-    """An unpacked tree as the source, with edits where a carry has its change."""
-
-    @pytest.fixture
-    def tree(self, world: World) -> Path:
-        folder = world.folder / "tree"
-        world.good("carry", "edit", folder)
-        return folder
-
-    def test_an_edit_of_a_carried_file_is_merged_with_the_carry(self, world: World, tree: Path) -> None:
-        clamp = tree / "vllm" / "clamp.py"
-        clamp.write_text(clamp.read_text() + "\n\nEDITED = True\n")
-        clamp.chmod(0o755)
-        out = world.folder / "merged"
-        report = world.good("merge", "--json", "--source", tree, "--check-out", out).json
-        assert [outcome["kind"] for outcome in report["outcomes"]] == ["applied", "applied"]
-        merged = out / "vllm" / "clamp.py"
-        assert merged.read_text() == CLAMPED + "\n\nEDITED = True\n"
-        assert merged.stat().st_mode & 0o100
-
-    def test_an_edit_of_the_carried_lines_is_a_conflict(self, world: World, tree: Path) -> None:
-        (tree / "vllm" / "clamp.py").write_text(CLAMP.replace("return value", "return abs(value)"))
-        ran = world.call("merge", "--json", "--source", tree)
-        assert ran.status == 30
-        assert [outcome["kind"] for outcome in ran.json["outcomes"]] == ["conflict", "applied"]
-
-    def test_without_the_release_the_folder_stands_in_for_it(self, world: World, tree: Path) -> None:
-        world.new_store("empty")
-        (tree / "vllm" / "words.py").write_text("WORDS = ('edited',)\n")
-        ran = world.good("merge", "--json", "--offline", "--source", tree)
-        assert [outcome["kind"] for outcome in ran.json["outcomes"]] == ["applied", "applied"]
-        assert "replaces the release" in ran.err
-        clamp = tree / "vllm" / "clamp.py"
-        clamp.write_text(clamp.read_text() + "\n\nEDITED = True\n")
-        ran = world.call("merge", "--json", "--offline", "--source", tree)
-        assert [outcome["kind"] for outcome in ran.json["outcomes"]] == ["refused", "applied"]
 
 
 class TestPlan:

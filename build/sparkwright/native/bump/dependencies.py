@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from msgspec import structs
 
@@ -15,14 +14,7 @@ from sparkwright.lock import Lock
 from sparkwright.lock.bump import Decision, bump_command
 from sparkwright.lock.cmake_targets import listed_files
 from sparkwright.lock.native import Package, SourcePin
-from sparkwright.native.sources import (
-    Revision,
-    keep_source,
-    packaged_tree,
-    read_clone,
-    read_copy,
-    read_revision,
-)
+from sparkwright.native.sources import Revision, keep_source, packaged_tree, read_clone, read_revision
 from sparkwright.upstream import Access
 from sparkwright.upstream.index import listing, project_of
 from sparkwright.upstream.releases import as_artifact
@@ -39,7 +31,7 @@ class NextSources:
         access: where trees come from and go to.
         lock: the new pin.
         texts: its CMake files by path.
-        copies: the user's folders by source: git repositories that have the commit, or its files.
+        copies: the user's git repositories that have the commit, by source.
         decisions: what is left to a person.
         listings: the CMake files of the sources that were read, by source.
     """
@@ -57,7 +49,7 @@ class NextSources:
         """Fill in the result from the *old* pins.
 
         Raises:
-            ConfigError: a copy is of no source of the lock.
+            ConfigError: a copy is of no source of the lock, or no repository.
             FetchError, RefError, ArchiveError: a copy does not have the pinned commit, or cannot be read.
         """
         mounted = {name: pin for name, pin in old.items() if pin.mount}
@@ -92,17 +84,17 @@ class NextSources:
             return SourcePin(ref=declared.ref, stand_in=listed)
         moved = old.stand_in and listed and set(listed) != set(old.stand_in)
         pin = structs.replace(old, ref=declared.ref, stand_in=listed if moved else old.stand_in)
-        if not old.paths or (old.ref == declared.ref and _settled(old) and name not in self.copies):
+        if not old.paths or (old.ref == declared.ref and old.tree and name not in self.copies):
             return pin
         return self._reached(name, old, pin, declared.repository)
 
     def _mounted(self, name: str, old: SourcePin, before: Mapping[str, SourcePin]) -> SourcePin:
         """Return the pin of a submodule: its commit is stated by the source that it is mounted in."""
         host, _, folder = old.mount.partition(":")
-        if self.pins[host].ref == before[host].ref and _settled(old) and host not in self._submodules:
+        if self.pins[host].ref == before[host].ref and old.tree and host not in self._submodules:
             return old
         if (commit := self._submodules.get(host, {}).get(folder)) is not None:
-            if commit == old.ref and _settled(old):
+            if commit == old.ref and old.tree:
                 return old
             return self._reached(name, old, structs.replace(old, ref=commit), old.repository)
         if name in self.copies:
@@ -135,21 +127,8 @@ class NextSources:
             )
         tree = keep_source(self.access, revision.files, origin)
         paths = tuple(path for path in pin.paths if path not in gone)
-        pin = structs.replace(pin, paths=paths, tree=tree, trust=self._trust(name, old, pin.ref, tree))
+        pin = structs.replace(pin, paths=paths, tree=tree)
         return self._with_package(name, old, pin)
-
-    def _trust(self, name: str, old: SourcePin, ref: str, tree: str) -> Literal["", "plain-files"]:
-        """Return the trust in *tree*: files without a history show nothing, unless the lock has that tree."""
-        folder = self.copies.get(name)
-        known = (old.ref, old.tree) == (ref, tree) and _settled(old)
-        if folder is None or known or _is_repository(folder):
-            return ""
-        self._ask(
-            name, "trust", f"git clone --bare ADDRESS {name}.git, then {bump_command(self.lock)} "
-            f"--copy {name}={name}.git",
-            f"{folder} has no history: nothing shows that its files are those of {ref[:12]}",
-        )  # fmt: skip
-        return "plain-files"
 
     def _read(self, name: str, pin: SourcePin, address: str) -> tuple[str, Revision]:
         folder = self.copies.get(name)
@@ -157,15 +136,12 @@ class NextSources:
             if self.access.settings.offline and not address.startswith("file://"):
                 raise NotInStoreError(f"{name} is not in the store", because="the network is off")
             return f"{address} at {pin.ref[:12]}", read_revision(self.access, address, pin.ref, pin.paths)
-        if _is_repository(folder):
-            return f"{folder} at {pin.ref[:12]}", read_clone(folder, pin.ref, pin.paths)
-        files = read_copy(folder, pin.paths)
-        if not files:
+        if not _is_repository(folder):
             raise ConfigError(
-                f"{folder} is no copy of {name}", because=f"it has none of {', '.join(pin.paths)}",
-                next_step=f"check out {pin.ref} there",
+                f"{folder} is no clone of {name}", because="it is no git repository",
+                next_step=f"git clone --bare ADDRESS {name}.git, and name that",
             )  # fmt: skip
-        return f"the folder {folder}", Revision(files, {})
+        return f"{folder} at {pin.ref[:12]}", read_clone(folder, pin.ref, pin.paths)
 
     def _with_package(self, name: str, old: SourcePin, pin: SourcePin) -> SourcePin:
         """Return *pin* with a package that has the same files, if its project has released one."""
@@ -200,11 +176,6 @@ class NextSources:
 
     def _ask(self, name: str, field_name: str, command: str, why: str) -> None:
         self.decisions.append(Decision(f"native.sources.{name}.{field_name}", why, command))
-
-
-def _settled(pin: SourcePin) -> bool:
-    """Tell if *pin* has a tree that was seen in its commit or tag."""
-    return bool(pin.tree) and not pin.trust
 
 
 def _has(revision: Revision, path: str) -> bool:
