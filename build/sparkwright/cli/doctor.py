@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 
+from sparkwright.base.card import card_fields
 from sparkwright.base.errors import SparkwrightError, ToolError
 from sparkwright.base.text import human_size
 from sparkwright.cli.globals import Command, takes, taking
@@ -21,7 +22,7 @@ from sparkwright.cli.result import Result, Table
 from sparkwright.cli.runtime import SIDECARS, USE, complete_recipe
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.git import require_git
-from sparkwright.native.doctor import MachineCheck, check_gpu, find_gpu, native_checks
+from sparkwright.native.doctor import MachineCheck, check_gpu, native_checks
 from sparkwright.recipes import Recipe
 
 _NEEDED_BYTES = 3 << 30
@@ -168,5 +169,5 @@ def _native(session: Session) -> list[MachineCheck]:
     """Return the requirements of compiling kernels, none of which a wheel with upstream's needs."""
     native = session.checkout.lock.native
     if native is None:
-        return [check_gpu(find_gpu())]
-    return native_checks(native, session.store.home, os.environ)
+        return [check_gpu(card_fields("name", "compute_cap", "driver_version"))]
+    return native_checks(native, session.store.home)

@@ -183,7 +183,7 @@ class TestDoctor:
         native = native_tables(offer_toolkit(world.index))
         world.pin(dataclasses.replace(world.release, lock=with_native(world.release.lock, native)))
         found = {finding["what"]: finding for finding in world.good("doctor", "--json").json}
-        assert {"compiler for aarch64", "cuda toolkit", "disk for kernels", "gpu processes"} <= set(found)
+        assert {"compiler for aarch64", "cuda toolkit", "disk for kernels", "network isolation"} <= set(found)
         assert all(finding["remedy"] for finding in found.values() if finding["verdict"] == "to do")
 
     def test_an_index_without_the_release(self, world: World) -> None:
