@@ -11,8 +11,8 @@ import pytest
 
 from sparkwright.git import open_repository
 from sparkwright.lock import Lock
-from sparkwright.native.inspection import Surroundings, Tally, classify, read_device_code
-from sparkwright.native.inspection.equipment import find_surroundings, inspector_of
+from sparkwright.native.device_code import Tally, classify, read_device_code
+from sparkwright.native.inspection import Surroundings, find_surroundings, inspector_of
 from sparkwright.native.packages import unpack_package
 from sparkwright.pipeline import open_checkout
 from sparkwright.probe import prepare_environment

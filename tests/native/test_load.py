@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from sparkwright.git import open_repository
-from sparkwright.native.inspection import read_elf
+from sparkwright.native.elf import read_elf
 from sparkwright.native.model import Target
 from sparkwright.native.toolchain import prepare_toolchain
 from sparkwright.pipeline import open_checkout

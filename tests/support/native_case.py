@@ -10,7 +10,8 @@ import wheelkit
 
 from sparkwright.lock import Artifact, Lock, Release
 from sparkwright.lock.native import Binary, DroppedBinary, NativePin, Toolkit
-from sparkwright.native.inspection import Inspector, Surroundings, honest_platform, read_elf
+from sparkwright.native.elf import honest_platform, read_elf
+from sparkwright.native.inspection import Inspector, Surroundings
 from sparkwright.native.model import Extension, Target
 from sparkwright.store import open_store
 from sparkwright.wheel import AssemblyPlan, BinarySource, Expectation, assemble, audit, parse_name

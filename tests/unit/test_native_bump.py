@@ -20,10 +20,8 @@ from sparkwright.base.errors import ConfigError, FetchError, LockMismatchError
 from sparkwright.lock import Dependency, check_native
 from sparkwright.lock.bump import rewrite
 from sparkwright.lock.native import Binary, Candidate, ExtensionSpec, SourcePin
-from sparkwright.native.bump.dependencies import NextSources
-from sparkwright.native.bump.proposal import propose_native
-from sparkwright.native.bump.targets import next_extensions
-from sparkwright.native.bump.toolkit import next_toolkit
+from sparkwright.native.bump import NextSources, next_extensions, propose_native
+from sparkwright.native.bump_toolkit import next_toolkit
 from sparkwright.native.sources import gather_sources
 
 pytest_plugins = ["package_access"]

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.native.depfile import parse_depfile, read_depfile
+from sparkwright.native.units import parse_depfile, read_depfile
 
 NAMES = [
     "plain.h",

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from kit import finish, python, small_disk
 
-from sparkwright.native.diagnose import diagnose, error_lines
+from sparkwright.native.failures import diagnose, error_lines
 
 COMMAND = "nvcc -c error.cu -o error.o -Werror\n\n"
 
@@ -140,7 +140,7 @@ def test_a_very_long_log_is_read_at_both_ends(log: Path, output: Path) -> None:
 
 def test_a_full_disk_is_known_though_nothing_could_be_written(tmp_path: Path) -> None:
     script = (
-        "import sys\nfrom pathlib import Path\nfrom sparkwright.native.diagnose import diagnose\n"
+        "import sys\nfrom pathlib import Path\nfrom sparkwright.native.failures import diagnose\n"
         "disk = Path(sys.argv[1])\n(disk / 'log').write_text('cc\\n\\n')\n"
         "print(diagnose(1, disk / 'log', disk / 'a.o').cause)\n"
         "try:\n    (disk / 'ballast').write_bytes(bytes(4 << 20))\nexcept OSError: pass\n"

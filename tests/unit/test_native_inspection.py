@@ -10,24 +10,17 @@ import pytest
 
 from sparkwright.base.errors import BinaryError, ProcessError, ToolError
 from sparkwright.base.process import stream
-from sparkwright.native.inspection import (
-    Inspector,
+from sparkwright.native.device_code import (
     KernelClass,
-    Surroundings,
     Tally,
     class_of,
     classify,
-    exports,
-    honest_platform,
-    inspect,
     of_class,
-    over_platform,
+    parse_dump,
     read_device_code,
-    read_elf,
-    resolve,
-    unprovided,
 )
-from sparkwright.native.inspection.device import parse_dump
+from sparkwright.native.elf import exports, honest_platform, over_platform, read_elf
+from sparkwright.native.inspection import Inspector, Surroundings, inspect, resolve, unprovided
 from sparkwright.store import Store
 
 # ELF ---------------------------------------------------------------------------------------

@@ -12,9 +12,8 @@ from kit import Recorder, finish, python
 from unit_kit import COST, FILES, SOURCE, Project, make_toolchain
 
 from sparkwright.base.digests import sha256_bytes
-from sparkwright.native.depfile import read_depfile
 from sparkwright.native.model import Toolchain
-from sparkwright.native.units import UnitFiles, missing_units, unit_key
+from sparkwright.native.units import UnitFiles, missing_units, read_depfile, unit_key
 from sparkwright.store import Store
 
 

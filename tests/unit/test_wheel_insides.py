@@ -6,7 +6,8 @@ from pathlib import Path
 import elfkit
 import pytest
 
-from sparkwright.native.inspection import Inspector, Surroundings, read_elf
+from sparkwright.native.elf import read_elf
+from sparkwright.native.inspection import Inspector, Surroundings
 from sparkwright.store import Store
 from sparkwright.wheel.binaries import resolution_of
 

@@ -16,7 +16,9 @@ from native_case import FA3, HERE, IMAGES, INFO, RS, SPIN, C, Case, extension, f
 from sparkwright.base.digests import to_json
 from sparkwright.base.errors import ToolError
 from sparkwright.lock.native import Binary
-from sparkwright.native.inspection import Inspector, Tally, honest_platform, read_elf
+from sparkwright.native.device_code import Tally
+from sparkwright.native.elf import honest_platform, read_elf
+from sparkwright.native.inspection import Inspector
 from sparkwright.store import open_store
 from sparkwright.wheel import BinarySource, Expectation, assemble, audit, parse_name
 from sparkwright.wheel.audit import NATIVE_CHECKS

@@ -6,7 +6,7 @@ import pytest
 import wheelkit
 
 from sparkwright.lock.native import DroppedBinary
-from sparkwright.native.inspection import Tally
+from sparkwright.native.device_code import Tally
 from sparkwright.wheel.slim import needed_because, plan_slim, python_members
 from sparkwright.wheel.source import open_source
 

@@ -20,16 +20,9 @@ from sparkwright.base.errors import ArchiveError, AuditError, BinaryError, Wheel
 from sparkwright.companion.bill import companion_bill
 from sparkwright.companion.package import FOLDER, PACKAGE, architecture_name, member_of
 from sparkwright.companion.wheel import read_companion
-from sparkwright.native.inspection import (
-    Inspection,
-    Inspector,
-    KernelClass,
-    Surroundings,
-    class_of,
-    over_platform,
-    resolve,
-    unprovided,
-)
+from sparkwright.native.device_code import KernelClass, class_of
+from sparkwright.native.elf import over_platform
+from sparkwright.native.inspection import Inspection, Inspector, Surroundings, resolve, unprovided
 from sparkwright.native.model import Target
 from sparkwright.wheel.archive import Archive, open_archive
 from sparkwright.wheel.binaries import inspect_binary

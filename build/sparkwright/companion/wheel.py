@@ -23,7 +23,7 @@ from sparkwright.companion.package import (
     member_of,
     package_text,
 )
-from sparkwright.native.inspection import honest_platform, read_elf
+from sparkwright.native.elf import honest_platform, read_elf
 from sparkwright.native.model import Target
 from sparkwright.store import Store, atomic_file, storing
 from sparkwright.wheel.archive import open_archive

@@ -3,6 +3,9 @@
 Start reading at `build_extension`. Every intermediate result is kept: the configuration, each
 object, the linked file. So a build that is killed has lost the units that were running, and a
 changed file costs the units that include it.
+
+An extension's *native key* is known before anything is configured: where the store has that key, CMake is not
+started. Otherwise every object may still be there.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import NativeBuildError, ProcessError
 from sparkwright.base.events import emit, task
@@ -23,7 +27,8 @@ from sparkwright.base.machine import look
 from sparkwright.base.process import run
 from sparkwright.git import Repository
 from sparkwright.lock import Lock
-from sparkwright.lock.native import NativePin
+from sparkwright.lock.native import ExtensionSpec, NativePin, SourcePin
+from sparkwright.lock.native_paths import read_by_cmake
 from sparkwright.native.compile import CompileJob, Finished, run_jobs
 from sparkwright.native.configure import (
     asked_of_cmake,
@@ -33,11 +38,6 @@ from sparkwright.native.configure import (
     with_generated,
 )
 from sparkwright.native.costs import UnitCosts
-from sparkwright.native.extensions import (
-    extension_key,
-    find_extension,
-    record_extension,
-)
 from sparkwright.native.model import Configuration, Cost, Extension, Inputs, Link, Unit
 from sparkwright.native.schedule import Waiting, plan_jobs
 from sparkwright.native.toolchain import configure_environment
@@ -369,3 +369,60 @@ def link_objects(
         sha256, size = sha256_file(output), output.stat().st_size
         store.adopt_file(output, sha256, verified=True)
     return sha256, size
+
+
+# Finished extensions, by native key ---------------------------------------------------------------
+
+_EXTENSION = "extension"
+
+
+def extension_key(
+    inputs: Inputs,
+    name: str,
+    spec: ExtensionSpec,
+    native_blobs: Mapping[str, str],
+    rules: object,
+    *,
+    pins: Mapping[str, SourcePin],
+) -> str:
+    """Return the native key: two machines with the same key make interchangeable binaries.
+
+    Args:
+        inputs: the dependencies' sources, the toolchain and the target.
+        name: CMake's name for the extension.
+        spec: names the sources that it is compiled from.
+        native_blobs: blob ids of the merged tree's files by path; files that CMake does not read do
+            not count.
+        rules: everything else that decides the command lines: the rules' numbers, flags, options.
+        pins: the lock's pins of the sources, with their mounts.
+    """
+    return Extension.key_of(
+        name=name,
+        rules=rules,
+        files=sorted((path, blob) for path, blob in native_blobs.items() if read_by_cmake(path)),
+        sources=sorted((source, inputs.sources[source].tree) for source in sources_of(spec, pins)),
+        toolchain=inputs.toolchain.key,
+        target=[inputs.target.machine, inputs.target.arch],
+    )
+
+
+def sources_of(spec: ExtensionSpec, pins: Mapping[str, SourcePin]) -> set[str]:
+    """Return the sources that an extension is compiled from, with the sources mounted in them."""
+    found, new = set[str](), set(spec.sources)
+    while new:
+        found |= new
+        new = {name for name, pin in pins.items() if pin.mount.partition(":")[0] in new} - found
+    return found
+
+
+def find_extension(store: Store, key: str) -> Extension | None:
+    """Return the extension of that native key, if the store has its file."""
+    found = store.find_record_as(Extension, _EXTENSION, key)
+    if found is None or found.key != key or not store.find_file(found.sha256, size=found.size):
+        return None
+    return found
+
+
+def record_extension(store: Store, extension: Extension) -> None:
+    """Record *extension*, whose file is in the store, under its native key."""
+    store.put_record(_EXTENSION, extension.key, to_builtins(extension))

@@ -16,8 +16,7 @@ from sparkwright.base.errors import ToolError
 from sparkwright.base.events import Task, emit, task, warn
 from sparkwright.base.machine import MachineSnapshot, Pressure, look
 from sparkwright.base.process import Ended, Running, resident_mib, start
-from sparkwright.native.diagnose import Diagnosis, diagnose
-from sparkwright.native.failures import CompileFailure, error_of
+from sparkwright.native.failures import CompileFailure, Diagnosis, diagnose, error_of
 from sparkwright.native.model import Cost
 from sparkwright.native.schedule import (
     Active,

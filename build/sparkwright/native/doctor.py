@@ -16,8 +16,13 @@ from typing import Literal
 from sparkwright.base.card import card_fields
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.lock.native import NativePin
-from sparkwright.native.host import find_compiler, find_python_headers, this_machine, version_of
-from sparkwright.native.isolation import require_isolation
+from sparkwright.native.host import (
+    find_compiler,
+    find_python_headers,
+    require_isolation,
+    this_machine,
+    version_of,
+)
 from sparkwright.native.model import Target
 
 Verdict = Literal["pass", "fail", "to do", "skipped"]
@@ -129,7 +134,7 @@ def check_memory(memory: Mapping[str, int], largest: int) -> MachineCheck:
 
 
 def check_gpu(card: tuple[str, ...]) -> MachineCheck:
-    """Check that the driver of *card* (name, capability, driver) runs CUDA 13 code; building needs neither."""
+    """Check that the driver of *card* (name, capability, driver) runs CUDA 13; building needs neither."""
     if not card:
         return MachineCheck("gpu", "skipped", "nvidia-smi lists none; building needs no GPU")
     name, capability, driver = card

@@ -1,4 +1,4 @@
-"""The parts of a toolchain that the compiling machine has to have: compilers, and Python's headers."""
+"""The parts of a build that the compiling machine has to have: compilers, Python's headers, namespaces."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 import platform
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkwright.base.errors import ToolError
-from sparkwright.base.process import run
+from sparkwright.base.errors import ProcessError, SparkwrightError, ToolError
+from sparkwright.base.process import run, which
 from sparkwright.native.model import Target
 
 OLDEST_GXX = (11, 3)
@@ -177,3 +177,38 @@ def _nameless(banner: str) -> str:
     """Return *banner* without its first word, if that is the name that the program was called by."""
     first, _, rest = banner.partition(" ")
     return rest if "g++" in first or "/" in first else banner
+
+
+# Without a network --------------------------------------------------------------------------------
+
+
+def isolated(argv: Sequence[str]) -> tuple[str, ...]:
+    """Return the command for *argv* in a separate network namespace, where even the loopback device is down.
+
+    Files and processes stay shared: this keeps a build off the network, and is no sandbox. A compiler cache
+    that listens on localhost cannot be used with it.
+    """
+    # Root needs no user namespace, and in a new one its files would belong to the user "nobody".
+    options = ("-n",) if os.geteuid() == 0 else ("-r", "-n")
+    return ("unshare", *options, "--", *argv)
+
+
+def require_isolation() -> None:
+    """Refuse a machine where `isolated` does not work.
+
+    Raises:
+        ToolError: it does not.
+    """
+    what = "the build cannot be kept off the network on this machine"
+    try:
+        which("unshare", hint="install util-linux")
+        run(isolated(["true"]), timeout=30)
+    except ProcessError as error:
+        raise ToolError(
+            what,
+            because=error.because,
+            next_step="allow user namespaces (sysctl kernel.unprivileged_userns_clone and "
+            "kernel.apparmor_restrict_unprivileged_userns), build as root, or build without isolation",
+        ) from error
+    except SparkwrightError as error:
+        raise ToolError(what, because=str(error), next_step="install util-linux") from error

@@ -21,7 +21,7 @@ from sparkwright.carries import Carry
 from sparkwright.carries.patchset import BuildSpec
 from sparkwright.engine.verifier import Verifier
 from sparkwright.merge import MergeReport, OutcomeKind
-from sparkwright.native.isolation import require_isolation
+from sparkwright.native.host import require_isolation
 from sparkwright.nightly.building import build, rehearse, survey_kernels
 from sparkwright.nightly.discover import UpstreamNews
 from sparkwright.nightly.judging import Judge, Judged

@@ -62,7 +62,7 @@ def _all_there(job: Job, state: BuildState) -> bool:
 
 
 def _choose(job: Job, state: BuildState) -> Binaries:
-    from sparkwright.native.inspection import honest_platform
+    from sparkwright.native.elf import honest_platform
     from sparkwright.wheel.kernels import kernels_record
     from sparkwright.wheel.source import open_source
 
@@ -121,7 +121,7 @@ def _path_of(job: Job, sha256: str) -> Callable[[], Path]:
 
 
 def _slim(job: Job, state: BuildState, upstream: StockWheel, inspected: Mapping[str, Inspection]) -> SlimPlan:
-    from sparkwright.native.inspection import classify
+    from sparkwright.native.device_code import classify
     from sparkwright.wheel.slim import plan_slim, python_members
 
     python = python_members(upstream, job.changes(require(state.report)))

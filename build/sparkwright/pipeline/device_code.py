@@ -21,7 +21,7 @@ def not_native(code: Mapping[str, int], arch: str) -> str:
     Returns:
         One sentence; empty for an extension with code for the card, and for one without device code.
     """
-    from sparkwright.native.inspection import KernelClass, best_class
+    from sparkwright.native.device_code import KernelClass, best_class
 
     best = best_class(code, arch)
     if not code or best is KernelClass.NATIVE:

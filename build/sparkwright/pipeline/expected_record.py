@@ -10,7 +10,7 @@ from typing import Any
 from sparkwright.base.errors import ArchiveError, WheelError
 from sparkwright.lock import Lock
 from sparkwright.merge import merge_patchset
-from sparkwright.native.extensions import find_extension
+from sparkwright.native.build import find_extension
 from sparkwright.native.model import Extension
 from sparkwright.pipeline.binaries import ChooseBinaries
 from sparkwright.pipeline.expectation import expectation

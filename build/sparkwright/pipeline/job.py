@@ -17,7 +17,7 @@ from sparkwright.git import LINK, Repository, TreeEntry, open_repository
 from sparkwright.lock import Artifact
 from sparkwright.lock.native import NativePin
 from sparkwright.merge import History, MergeReport, MergeRequest
-from sparkwright.native.isolation import isolated
+from sparkwright.native.host import isolated
 from sparkwright.native.model import Target
 from sparkwright.pipeline.checkout import Checkout, open_checkout
 from sparkwright.pipeline.choose import choose_arch

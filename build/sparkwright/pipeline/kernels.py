@@ -120,7 +120,7 @@ def _attested(native: NativePin, extension: str, sources: Mapping[str, SourceTre
 
 
 def _sources_of(native: NativePin, extension: str, sources: Mapping[str, SourceTree]) -> list[SourceTree]:
-    from sparkwright.native.extensions import sources_of
+    from sparkwright.native.build import sources_of
 
     wanted = sources_of(native.extensions[extension], native.sources)
     return [source for name, source in sources.items() if name in wanted]
@@ -179,8 +179,7 @@ class CompileExtension:
         return builder_of(job).key(inputs_of(job, state), self.extension)
 
     def find(self, job: Job, state: BuildState) -> bool:
-        from sparkwright.native.build import forecast
-        from sparkwright.native.extensions import find_extension
+        from sparkwright.native.build import find_extension, forecast
 
         why = _why_not(_pin(job), self.extension, require(state.sources))
         if not why and state.toolchain is not None:
@@ -197,7 +196,7 @@ class CompileExtension:
 
     def make(self, job: Job, state: BuildState) -> None:
         from sparkwright.native.build import build_extension, configured, device_code
-        from sparkwright.native.isolation import require_isolation
+        from sparkwright.native.host import require_isolation
 
         if job.options.compiling.isolate:
             require_isolation()
@@ -311,6 +310,6 @@ def _elsewhere(job: Job) -> UnitCompiler | None:
 
 
 def _isolation(job: Job) -> tuple[str, ...]:
-    from sparkwright.native.isolation import isolated
+    from sparkwright.native.host import isolated
 
     return isolated(()) if job.options.compiling.isolate else ()

@@ -10,7 +10,8 @@ from msgspec import structs
 from sparkwright.base.errors import LockMismatchError
 from sparkwright.lock.bump import Decision, bump_command
 from sparkwright.lock.native import Binary, NativePin
-from sparkwright.native.inspection import DeviceCode, Inspection
+from sparkwright.native.device_code import DeviceCode
+from sparkwright.native.inspection import Inspection
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.kernels import CompileExtension, builder_of, inputs_of
 from sparkwright.pipeline.proofs import Prove

@@ -19,7 +19,7 @@ from sparkwright.lock import LOCK_FORMAT, Bumped, Lock
 from sparkwright.lock.bump import Decision, rewrite
 from sparkwright.lock.cmake import is_cmake_file
 from sparkwright.lock.native import NativePin
-from sparkwright.native.inspection import Tally
+from sparkwright.native.device_code import Tally
 from sparkwright.upstream import Access, fetch_artifact, fetch_members, propose_lock
 from sparkwright.upstream.archive import read_sdist
 
@@ -54,7 +54,7 @@ def move_lock(
         new = structs.replace(new, series=series)
     if old.native is None:
         return rewrite(text, new)
-    from sparkwright.native.bump.proposal import propose_native
+    from sparkwright.native.bump import propose_native
 
     with task(f"[native] for {version}"):
         cmake, python = _read(access, new)
@@ -121,7 +121,8 @@ def _tallies(
     access: Access, lock: Lock, native: NativePin, members: Sequence[str]
 ) -> Iterator[tuple[str, Tally]]:
     """Yield the kernels of each of upstream's binaries called *members*, counted for the lock's card."""
-    from sparkwright.native.inspection import classify, inspector_of
+    from sparkwright.native.device_code import classify
+    from sparkwright.native.inspection import inspector_of
 
     inspector = inspector_of(native, access)
     wheel = next(iter(lock.wheels.values()))

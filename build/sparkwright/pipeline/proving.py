@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sparkwright.merge import Outcome, OutcomeKind, merge_patchset
-from sparkwright.native.isolation import require_isolation
+from sparkwright.native.host import require_isolation
 from sparkwright.pipeline.checkout import pinned_by
 from sparkwright.pipeline.job import Job, require_listed
 from sparkwright.pipeline.trial import trial_of

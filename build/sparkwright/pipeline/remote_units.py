@@ -16,7 +16,7 @@ from sparkwright.git import Repository
 from sparkwright.lock import Lock
 from sparkwright.native.build import Configured, compile_job, depfile_of, log_name
 from sparkwright.native.compile import Finished, run_jobs
-from sparkwright.native.isolation import isolated
+from sparkwright.native.host import isolated
 from sparkwright.native.model import Cost, Inputs, Target, Toolchain, Unit
 from sparkwright.native.schedule import JobLimits
 from sparkwright.native.toolchain import configure_environment, prepare_toolchain

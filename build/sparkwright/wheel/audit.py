@@ -20,7 +20,7 @@ from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import ArchiveError, AuditError, SparkwrightError
 from sparkwright.base.events import emit
 from sparkwright.lock import Artifact, Lock
-from sparkwright.native.inspection import Tally
+from sparkwright.native.device_code import Tally
 from sparkwright.native.model import Extension
 from sparkwright.wheel import checks
 from sparkwright.wheel.archive import Archive, open_archive

@@ -11,17 +11,9 @@ from importlib.metadata import version
 from pathlib import Path
 
 from sparkwright.base.errors import ArchiveError, BinaryError
-from sparkwright.native.inspection import (
-    ElfFacts,
-    Inspection,
-    Inspector,
-    Python,
-    Resolution,
-    Surroundings,
-    Tally,
-    classify,
-    resolve,
-)
+from sparkwright.native.device_code import Tally, classify
+from sparkwright.native.elf import ElfFacts
+from sparkwright.native.inspection import Inspection, Inspector, Python, Resolution, Surroundings, resolve
 from sparkwright.wheel.archive import Archive
 
 # Part of the keys of cached results: raised when a result would differ.

@@ -6,17 +6,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from sparkwright.lock.native import Binary, NativePin
-from sparkwright.native.inspection import (
-    Inspection,
-    KernelClass,
-    Python,
-    Tally,
-    classify,
-    honest_platform,
-    of_class,
-    over_platform,
-    unprovided,
-)
+from sparkwright.native.device_code import KernelClass, Tally, classify, of_class
+from sparkwright.native.elf import honest_platform, over_platform
+from sparkwright.native.inspection import Inspection, Python, unprovided
 from sparkwright.wheel.binaries import InspectedBinaries, inspect_binary, resolution_of
 from sparkwright.wheel.checks import AuditCheck, AuditSubject, judge
 from sparkwright.wheel.kernels import BinaryKernels, LeftOut

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sparkwright.lock.native import DroppedBinary
-from sparkwright.native.inspection import Tally
+from sparkwright.native.device_code import Tally
 from sparkwright.wheel.classify import of_kind
 from sparkwright.wheel.kernels import LeftOut
 from sparkwright.wheel.source import StockWheel

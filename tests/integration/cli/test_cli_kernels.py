@@ -17,7 +17,7 @@ from sparkwright.base.errors import MissingSourceError, WheelError
 from sparkwright.cli.wheel import native_hint
 from sparkwright.git import FileEntry, open_repository
 from sparkwright.lock.native import Candidate, SourcePin
-from sparkwright.native.extensions import record_extension
+from sparkwright.native.build import record_extension
 from sparkwright.native.model import Extension, Target
 from sparkwright.native.sources import keep_source
 from sparkwright.pipeline import open_checkout

@@ -9,7 +9,7 @@ from tiny_release import ALIGNED, CLAMPED, make_tiny
 from world import ALIGN_PROBE, CLAMP_PROBE, World
 
 from sparkwright.base.errors import CarryConflictError, ProofError, ToolError
-from sparkwright.native.isolation import require_isolation
+from sparkwright.native.host import require_isolation
 from sparkwright.pipeline import open_job
 from sparkwright.probe.upstream_tests import UpstreamGate
 

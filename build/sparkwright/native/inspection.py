@@ -1,7 +1,10 @@
-"""Resolve a binary's undefined symbols as the dynamic loader would.
+"""Inspect a compiled extension, each once: its machine, the libraries that it needs, its device code.
 
-The search follows the loader: the binary's ``DT_NEEDED`` and all that these need in turn, and the
-Python that loads it. Libraries that another extension may have loaded before do not count.
+Start reading at `inspect`. No binary is loaded or run, and any machine can inspect the binaries of any other.
+
+`resolve` looks undefined symbols up as the dynamic loader would: in the binary's ``DT_NEEDED``, all that
+these need in turn, and the Python that loads it. Libraries that another extension may have loaded before do
+not count.
 """
 
 from __future__ import annotations
@@ -9,14 +12,87 @@ from __future__ import annotations
 import functools
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
-from sparkwright.base.config import Model
-from sparkwright.native.inspection.elf import ElfFacts, Symbol, exports, open_elf
-from sparkwright.native.inspection.floors import system_libraries
+from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.digests import digest_of
+from sparkwright.lock.native import NativePin, named
+from sparkwright.native.device_code import DeviceCode, read_device_code
+from sparkwright.native.elf import ElfFacts, Symbol, exports, open_elf, read_elf, system_libraries
+from sparkwright.native.host import this_machine
+from sparkwright.native.model import Toolchain
+from sparkwright.native.packages import find_package, program_in, unpack_package
+from sparkwright.store import Store
+from sparkwright.upstream import Access
+
+INSPECTION_RULES = 1
+"""Part of the records' keys: raised when the same bytes are read differently."""
+
+M = TypeVar("M", bound=Model)
+
+
+class Inspection(Model, frozen=True):
+    """The facts of a binary.
+
+    Attributes:
+        elf: its dynamic section and symbols.
+    """
+
+    elf: ElfFacts
+    device: DeviceCode
+
+
+def inspect(path: Path, cuobjdump: Path) -> Inspection:
+    """Inspect the binary at *path*, with the program *cuobjdump* for its device code.
+
+    Raises:
+        BinaryError: it cannot be inspected.
+        ToolError: there is no such program.
+    """
+    return Inspection(elf=read_elf(path), device=read_device_code(path, cuobjdump))
+
+
+@dataclass(frozen=True)
+class Inspector:
+    """Inspects binaries, each only once for a store.
+
+    Attributes:
+        store: caches the results.
+        cuobjdump: returns the program; called only when a binary has to be inspected.
+    """
+
+    store: Store
+    cuobjdump: Callable[[], Path]
+
+    def inspect(self, sha256: str, provide: Callable[[], Path]) -> Inspection:
+        """Return the facts of the binary *sha256*; call *provide* for the file when they are not cached.
+
+        Raises:
+            BinaryError: it cannot be inspected.
+            ToolError: there is no cuobjdump.
+        """
+        return self.remember([sha256], Inspection, lambda: inspect(provide(), self.cuobjdump()))
+
+    def remember(self, question: list[object], kind: type[M], answer: Callable[[], M]) -> M:
+        """Return the cached result for *question*; call *answer* when there is none.
+
+        Args:
+            question: all that decides the result, JSON-ready, with the binary's SHA-256.
+            kind: type of the result.
+            answer: computes the result.
+        """
+        key = digest_of([INSPECTION_RULES, *question])
+        known = self.store.find_record_as(kind, "inspection", key)
+        if known is None:  # also where the record is damaged or of another format
+            known = answer()
+            self.store.put_record("inspection", key, to_builtins(known))
+        return known
+
+
+# Symbols ------------------------------------------------------------------------------------------
 
 Python = Literal["stable-abi", "one-version", "none"]
 """The Pythons that load a binary: any from some version on, just one, or none."""
@@ -211,3 +287,42 @@ def _offered(path: Path) -> tuple[frozenset[str], frozenset[str]]:
         section = open_elf(stream, path.name).get_section_by_name(".gnu.version_d")
         versions = [next(names).name for _, names in section.iter_versions()] if section is not None else []
     return exports(path), frozenset({"", *versions})
+
+
+# Tools and libraries out of the lock's packages ---------------------------------------------------
+
+_CUOBJDUMP = "cuobjdump"
+
+
+def inspector_of(native: NativePin, access: Access) -> Inspector:
+    """Return an inspector with the lock's cuobjdump, which is fetched when it is first needed.
+
+    Inspecting may raise the errors of `unpack_package`, and `ToolError` where the lock has no cuobjdump
+    for this machine.
+    """
+
+    def program() -> Path:
+        table = named(native.toolkit.builder, this_machine(), "toolkit for machines of kind")
+        return program_in(unpack_package(access, named(table, _CUOBJDUMP, "program")), _CUOBJDUMP)
+
+    return Inspector(access.store, program)
+
+
+def find_surroundings(native: NativePin, machine: str, store: Store) -> Surroundings | None:
+    """Return the libraries of *machine*'s torch and CUDA runtime, if unpacked in *store*, else `None`."""
+    table = named(native.toolkit.target, machine, "libraries for machines of kind")
+    found = {name: find_package(store, package) for name, package in table.items()}
+    if found.get("torch") is None:
+        return None
+    folders = [folder for folder in found.values() if folder is not None]
+    libraries = [lib for folder in folders for lib in sorted(folder.glob("**/lib")) if lib.is_dir()]
+    packages = [[table[name].sha256, sorted(table[name].folders)] for name, folder in found.items() if folder]
+    key = digest_of([packages, sorted(native.toolkit.link_only)])
+    return Surroundings.of(libraries, native.toolkit.link_only, key=key)
+
+
+def surroundings_of(native: NativePin, toolchain: Toolchain) -> Surroundings:
+    """Return the libraries of the torch and the CUDA toolkit of *toolchain*."""
+    folders = (toolchain.torch / "lib", toolchain.cuda / "lib64")
+    there = [folder for folder in folders if folder.is_dir()]
+    return Surroundings.of(there, native.toolkit.link_only, key=toolchain.key)

@@ -1,10 +1,18 @@
-"""The dependencies' sources of another release: refs by its CMake files, trees from any reachable origin."""
+"""The ``[native]`` tables for another release: everything that a program can find out.
+
+Start reading at `propose_native`. `next_toolkit` chooses the packages by torch's own pins, `NextSources`
+finds the sources' refs by the release's CMake files and their trees at any reachable origin,
+`next_extensions` reads the extensions that CMake declares. A value that a person has to decide becomes a
+`Decision`.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 from msgspec import structs
 
@@ -12,12 +20,67 @@ from sparkwright.base.errors import ConfigError, NotInStoreError, SparkwrightErr
 from sparkwright.base.events import emit, task
 from sparkwright.lock import Lock
 from sparkwright.lock.bump import Decision, bump_command
-from sparkwright.lock.cmake_targets import listed_files
-from sparkwright.lock.native import Package, SourcePin
+from sparkwright.lock.cmake_targets import CMakeExtension, listed_files, oldest_gxx, read_extensions
+from sparkwright.lock.native import ExtensionSpec, NativePin, Package, SourcePin
+from sparkwright.native.bump_toolkit import next_toolkit
 from sparkwright.native.sources import Revision, keep_source, packaged_tree, read_clone, read_revision
 from sparkwright.upstream import Access
 from sparkwright.upstream.index import listing, project_of
 from sparkwright.upstream.releases import as_artifact
+
+
+class NativeProposal(NamedTuple):
+    """``[native]`` for another release, and what a person has to decide about it."""
+
+    native: NativePin
+    decisions: tuple[Decision, ...]
+
+
+def propose_native(
+    access: Access,
+    lock: Lock,
+    old: NativePin,
+    texts: Mapping[str, str],
+    *,
+    copies: Mapping[str, Path] | None = None,
+) -> NativeProposal:
+    """Return the tables *old* moved to the release that *lock* pins.
+
+    Binaries and costs stay those of the release that they were measured on, until something is compiled.
+    A candidate is attested by the wheel of its own release, and goes with that.
+
+    Args:
+        access: where packages and sources come from.
+        lock: the new pin, whose own tables are not looked at.
+        old: the present tables.
+        texts: the CMake files of the release by path.
+        copies: the user's folders with sources, by source.
+
+    Raises:
+        FetchError, NotInStoreError: a package could not be had.
+        LockMismatchError: torch states no CUDA, or a package lost its folders.
+        ConfigError: a copy is of no source of the release.
+    """
+    toolkit, toolkit_decisions = next_toolkit(access, old.toolkit, lock.release.torch)
+    sources = NextSources(access, lock, texts, copies or {}).move(old.sources)
+    extensions, extension_decisions = next_extensions(lock, sources, old.extensions)
+    pins = sources.pins
+    if old.release != lock.release.version:
+        pins = {name: structs.replace(pin, candidate=None) for name, pin in pins.items()}
+    measured = old.measured or old.release
+    native = structs.replace(
+        old,
+        release=lock.release.version,
+        toolkit=toolkit,
+        sources=pins,
+        extensions=extensions,
+        oldest_gxx=oldest_gxx(texts),
+        measured="" if measured == lock.release.version else measured,
+    )
+    return NativeProposal(native, (*toolkit_decisions, *sources.decisions, *extension_decisions))
+
+
+# Dependencies' sources ----------------------------------------------------------------------------
 
 _NEWEST = 3
 """Releases of a package that are compared with a source besides the present one."""
@@ -184,3 +247,72 @@ def _has(revision: Revision, path: str) -> bool:
 
 def _is_repository(folder: Path) -> bool:
     return (folder / ".git").exists() or ((folder / "HEAD").is_file() and (folder / "objects").is_dir())
+
+
+# Extensions ---------------------------------------------------------------------------------------
+
+
+def next_extensions(
+    lock: Lock, sources: NextSources, old: Mapping[str, ExtensionSpec]
+) -> tuple[dict[str, ExtensionSpec], list[Decision]]:
+    """Return the extensions to compile for the release of *lock*, and what is left to decide.
+
+    An extension without device code that the project itself defines is added; one that is defined nowhere
+    any more goes. What a new extension with device code is compiled from, a person has to read.
+
+    Args:
+        lock: the new pin.
+        sources: its sources.
+        old: the present extensions.
+    """
+    declared = read_extensions(sources.texts)
+    kept: dict[str, ExtensionSpec] = {}
+    decisions: list[Decision] = []
+    for name, spec in old.items():
+        if name in declared:
+            kept[name] = structs.replace(
+                spec, member=declared[name].member, host_only=declared[name].host_only
+            )
+        elif _defined_in_a_source(name, spec, sources):
+            kept[name] = spec
+        else:
+            decisions.append(
+                Decision(
+                    f"native.extensions.{name}",
+                    "no CMake file defines it any more: upstream's wheel has what replaced it",
+                    f"grep -rn {name} CMakeLists.txt cmake vllm",
+                )
+            )
+    # The project's own extensions are in its root's file, and so is what several of them share.
+    by_file = {source.declared_in: name for name, source in lock.sources.items() if "/" in source.declared_in}
+    for name, found in declared.items():
+        if name in old:
+            continue
+        if found.host_only and found.abi3 and found.declared_in not in by_file:
+            kept[name] = ExtensionSpec(member=found.member, host_only=True)
+        elif decision := _undecided(found, by_file.get(found.declared_in), sources):
+            decisions.append(decision)
+    return kept, decisions
+
+
+def _defined_in_a_source(name: str, spec: ExtensionSpec, sources: NextSources) -> bool:
+    """Tell if one of the sources of *spec* brings a CMake project that defines it, as far as known."""
+    for source in spec.sources:
+        pin = sources.pins.get(source)
+        if pin is not None and "CMakeLists.txt" in pin.paths:
+            text = sources.listings.get(source)
+            return text is None or re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text) is not None
+    return False
+
+
+def _undecided(found: CMakeExtension, source: str | None, sources: NextSources) -> Decision | None:
+    """Return the decision about a new extension; `None` where its source was decided to be left alone."""
+    asked = {decision.key for decision in sources.decisions}
+    if source is not None and f"native.sources.{source}" not in asked:
+        return None
+    return Decision(
+        f"native.extensions.{found.name}",
+        "new with this release, with device code: upstream's binary is used"
+        + (f"; it is compiled from {source}" if source else ""),
+        f"grep -n '{found.name}' -B40 {found.declared_in}",
+    )
