@@ -23,7 +23,7 @@ from sparkwright.merge import merge_patchset
 from sparkwright.native.sources import gather_sources
 from sparkwright.pipeline import BuildOptions, Job, make_job, open_checkout
 from sparkwright.pipeline.checkout import series_names
-from sparkwright.pipeline.trial import evidence_of
+from sparkwright.pipeline.proofs import evidence_of
 from sparkwright.store import open_store
 
 Column = Mapping[str, str]  # what a release's column has for each carry, in order

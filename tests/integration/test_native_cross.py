@@ -32,8 +32,7 @@ from sparkwright.native.model import Target
 from sparkwright.native.sources import gather_sources
 from sparkwright.native.toolchain import prepare_toolchain
 from sparkwright.pipeline import BuildOptions, BuildState, open_job
-from sparkwright.pipeline.device_code import not_native
-from sparkwright.pipeline.kernels import inputs_of
+from sparkwright.pipeline.kernels import inputs_of, not_native
 from sparkwright.store import open_store
 from sparkwright.wheel.elf import HEADER_SIZE, machine_of
 

@@ -8,7 +8,7 @@ import pytest
 from test_patchset import COMPILING, LOCK
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
-from sparkwright.pipeline.choose import choose_arch, own_capability
+from sparkwright.pipeline.options import choose_arch, own_capability
 
 HERE = platform.machine()
 HOPPER = msgspec.structs.replace(COMPILING, native=msgspec.structs.replace(COMPILING.native, arch="9.0a"))

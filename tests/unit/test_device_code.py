@@ -3,7 +3,7 @@
 import pytest
 
 from sparkwright.native.model import Extension
-from sparkwright.pipeline.device_code import foreign_extensions, not_native
+from sparkwright.pipeline.kernels import foreign_extensions, not_native
 
 
 def extension(**arches: int) -> Extension:

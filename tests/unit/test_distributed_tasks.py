@@ -11,8 +11,7 @@ import pytest
 from sparkwright.cli.main import main
 from sparkwright.git import FileEntry, Repository, import_files, open_repository, unpack_tree
 from sparkwright.native.model import Cost, Unit
-from sparkwright.pipeline.packs import packed
-from sparkwright.pipeline.remote_units import _batches
+from sparkwright.pipeline.remote_units import _batches, packed
 from sparkwright.store import Store
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.remote import run_task

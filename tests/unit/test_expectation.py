@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from sparkwright.lock import read_lock
 from sparkwright.native import inspection
-from sparkwright.pipeline.expectation import native_expectation
+from sparkwright.pipeline.record import native_expectation
 
 LOCK = read_lock(Path(__file__).resolve().parents[2] / "upstream.lock")
 LIBRARIES = object()

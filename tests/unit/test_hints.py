@@ -11,8 +11,13 @@ from sparkwright.base.errors import ConfigError
 from sparkwright.cli.globals import Command
 from sparkwright.cli.main import COMMANDS, group
 from sparkwright.cli.verify import _SUBCOMMANDS
-from sparkwright.pipeline.checkout import new_checkout, open_checkout
-from sparkwright.pipeline.hints import TAKE_SERIES, keeping_series, with_series
+from sparkwright.pipeline.checkout import (
+    TAKE_SERIES,
+    keeping_series,
+    new_checkout,
+    open_checkout,
+    with_series,
+)
 
 ROOT = Path(__file__).parents[2]
 DEFAULT = open_checkout(ROOT)

@@ -5,7 +5,7 @@ from http_index import Index
 from native_kit import native_tables, offer_toolkit
 
 from sparkwright.lock.native import Binary, ExtensionSpec
-from sparkwright.pipeline.learning import with_measured
+from sparkwright.pipeline.moves import with_measured
 
 MEMBERS = {name: f"vllm/{name}.abi3.so" for name in ("_C", "_moe_C", "_new")}
 OLD = msgspec.structs.replace(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from packaging.version import Version
 
-from sparkwright.pipeline.version import native_version, version_of
+from sparkwright.pipeline.record import native_version, version_of
 from sparkwright.wheel.names import local_version
 
 EXTENSIONS = ("_C", "_moe_C", "_vllm_fa2_C", "_qutlass_C", "cumem_allocator")

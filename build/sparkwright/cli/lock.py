@@ -136,8 +136,7 @@ def bump(
     With --measure, [native.binaries] and [native.costs] are written from the ELF files and the store, after
     'sparkwright wheel --kernels native' on this machine. Nothing is written on an error.
     """
-    from sparkwright.pipeline.learning import learn
-    from sparkwright.pipeline.moves import move_lock
+    from sparkwright.pipeline.moves import learn, move_lock
 
     if measure == bool(target):
         raise click.UsageError("Give a TARGET, or --measure.")

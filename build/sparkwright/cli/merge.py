@@ -15,7 +15,7 @@ from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.merge import MergeReport, OutcomeKind, merge_patchset
 from sparkwright.pipeline.options import TargetOptions
-from sparkwright.pipeline.trial import evidence_of
+from sparkwright.pipeline.proofs import evidence_of
 
 _HAZARDS = {
     "both-sides": "both sides changed {}",

@@ -26,7 +26,7 @@ from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.environment import Environment, OfferedWheel
 from sparkwright.engine.offered import NoWheelError, made_here, makeable_series, offered_wheel
 from sparkwright.pipeline import open_job
-from sparkwright.pipeline.hints import keeping_series
+from sparkwright.pipeline.checkout import keeping_series
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions
 from sparkwright.publish.series import series_of
 from sparkwright.recipes import PORT, REHEARSAL, Recipe

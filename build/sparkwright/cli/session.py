@@ -28,8 +28,7 @@ from sparkwright.cli.result import Part, Result
 from sparkwright.cli.terminal import showing_events
 from sparkwright.distributed.cluster import Cluster
 from sparkwright.git import Repository, inode, mended, open_repository, unsoundness
-from sparkwright.pipeline.checkout import Checkout, open_checkout, require_clone
-from sparkwright.pipeline.hints import keeping_series, with_series
+from sparkwright.pipeline.checkout import Checkout, keeping_series, open_checkout, require_clone, with_series
 from sparkwright.pipeline.job import Job, make_job
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions, CompileOptions, TargetOptions
 from sparkwright.store import ActiveRun, Store, open_store, storing

@@ -17,7 +17,7 @@ from sparkwright.pipeline import Job
 from sparkwright.pipeline.options import TargetOptions
 from sparkwright.pipeline.proofs import Prove
 from sparkwright.pipeline.state import BuildState
-from sparkwright.pipeline.trees import Merge, PristineTree
+from sparkwright.pipeline.steps import Merge, PristineTree
 
 
 @click.command("status", cls=Command)

@@ -45,7 +45,7 @@ def command(*, kind: str) -> None:
     """Do what request.json in this folder asks for, print the result as JSON, and leave files in out."""
     from sparkwright.distributed.inputs import REQUEST
     from sparkwright.git import open_repository
-    from sparkwright.pipeline.packs import unpack_all
+    from sparkwright.pipeline.remote_units import unpack_all
     from sparkwright.store import open_store
     from sparkwright.store.remote import RemoteTier, read_remote_settings
     from sparkwright.upstream import Access, read_settings

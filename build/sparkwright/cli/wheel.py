@@ -21,13 +21,12 @@ from sparkwright.cli.session import Session, run_in_session
 from sparkwright.lock import require_native
 from sparkwright.lock.bump import bump_command
 from sparkwright.pipeline import Job, apply, plan
-from sparkwright.pipeline.checkout import Checkout
-from sparkwright.pipeline.device_code import foreign_extensions
-from sparkwright.pipeline.hints import with_series
+from sparkwright.pipeline.checkout import Checkout, with_series
+from sparkwright.pipeline.kernels import foreign_extensions
 from sparkwright.pipeline.options import CompileOptions, TargetOptions
+from sparkwright.pipeline.record import version_of
 from sparkwright.pipeline.run import unforeseen
 from sparkwright.pipeline.state import BuildState, require
-from sparkwright.pipeline.version import version_of
 from sparkwright.publish import require_plain, wheels_in
 
 

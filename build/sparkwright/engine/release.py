@@ -24,7 +24,7 @@ from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
 from sparkwright.engine.installed import EngineFacts
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.state import BuildState, require
-from sparkwright.pipeline.trees import Merge, PristineTree
+from sparkwright.pipeline.steps import Merge, PristineTree
 from sparkwright.probe.environment import environment_key, prepare_environment
 from sparkwright.probe.pool import environment, interpreter
 from sparkwright.probe.trees import tree_folder

@@ -350,10 +350,10 @@ def _warn_once(unit: Unit, why: str, reader: Reader) -> None:
 # Dependency files ---------------------------------------------------------------------------------
 
 # Make rules in which a compiler lists the files that it read (``-MD``). The dialect is GCC's
-# (``libcpp/mkdeps.cc``, GNU Make "Rule Syntax"), which nvcc writes too: a backslash and a newline continue the
-# line, ``\ `` is a space and ``\#`` a hash in a name, ``$$`` is a dollar. Before a space every backslash is
-# doubled; anywhere else it is part of the name. A name that ends with a backslash cannot be told from one with
-# a space, here as in Make.
+# (``libcpp/mkdeps.cc``, GNU Make "Rule Syntax"), which nvcc writes too: a backslash and a newline continue
+# the line, ``\ `` is a space and ``\#`` a hash in a name, ``$$`` is a dollar. Before a space every backslash
+# is doubled; anywhere else it is part of the name. A name that ends with a backslash cannot be told from one
+# with a space, here as in Make.
 
 # The colon that ends the targets is followed by a space or the end; one inside a name is not.
 _COLON = re.compile(r":(?=\s|\Z)")

@@ -44,7 +44,7 @@ from sparkwright.nightly.model import (
 from sparkwright.nightly.reachability import Reach
 from sparkwright.nightly.state import Heads, NightState, holds, red_since
 from sparkwright.pipeline import Job
-from sparkwright.pipeline.trial import find_proof
+from sparkwright.pipeline.proofs import find_proof
 from sparkwright.probe import ProbePool
 
 _MOST_MARKS = 60

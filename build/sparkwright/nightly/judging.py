@@ -12,8 +12,8 @@ from sparkwright.merge import MergeReport, Outcome, OutcomeKind
 from sparkwright.nightly.model import Judgement
 from sparkwright.nightly.reachability import Reach, reach_lost
 from sparkwright.pipeline import Job
+from sparkwright.pipeline.proofs import Trial, trial_of
 from sparkwright.pipeline.state import require
-from sparkwright.pipeline.trial import Trial, trial_of
 from sparkwright.probe import ProbeVerdict, Proof
 
 _DECLARED = frozenset({OutcomeKind.SUPERSEDED, OutcomeKind.LEFT_OUT})

@@ -1,22 +1,143 @@
-"""The steps that assemble and audit the wheel."""
+"""The steps to a wheel and its index: choose binaries, assemble, audit, place in a folder, list it there."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
+
 from sparkwright import __version__
-from sparkwright.base.config import to_builtins
-from sparkwright.base.digests import digest_of
+from sparkwright.base.config import convert, to_builtins
+from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import SparkwrightError
+from sparkwright.lock.runtime import LockedRuntime
+from sparkwright.native.inspection import Inspection
 from sparkwright.native.model import Extension
-from sparkwright.pipeline.expectation import expectation
 from sparkwright.pipeline.job import Job
-from sparkwright.pipeline.record import wheel_record
-from sparkwright.pipeline.state import BuildState, FoundWheel, require
-from sparkwright.pipeline.trial import wants_proof
-from sparkwright.pipeline.version import version_of
+from sparkwright.pipeline.proofs import wants_proof
+from sparkwright.pipeline.record import expectation, version_of, wheel_record
+from sparkwright.pipeline.state import Binaries, BuildState, FoundWheel, require
 from sparkwright.wheel import BinarySource
+from sparkwright.wheel.slim import SlimPlan
+from sparkwright.wheel.source import StockWheel
+
+# Part of the key: raised when the choice below changes for the same inputs.
+_RULES = 2
+# Part of the record in the wheel.
+_NOT_OURS = "sparkwright compiles no such extension"
+
+
+@dataclass(frozen=True)
+class ChooseBinaries:
+    """Compiled extensions, upstream's for the others, and none without code for the card."""
+
+    name: ClassVar[str] = "binaries"
+
+    def key(self, job: Job, state: BuildState) -> str | None:
+        if state.report is None or not _all_there(job, state):
+            return None
+        return digest_of(
+            {
+                "rules": _RULES,
+                "stock-wheel": job.stock_wheel.sha256,
+                "tree": state.report.tree,
+                "extensions": {name: one.sha256 for name, one in sorted(state.extensions.items())},
+                "stock": sorted(state.stock_extensions.items()),
+                "attested": sorted(state.attested.items()),
+                "arch": job.spec.arch,
+            }
+        )
+
+    def find(self, job: Job, state: BuildState) -> bool:
+        record = job.store.find_record("binaries", self.key(job, state) or "")
+        try:
+            state.binaries = None if record is None else convert(record, Binaries)
+        except msgspec.ValidationError:
+            state.binaries = None
+        return state.binaries is not None
+
+    def make(self, job: Job, state: BuildState) -> None:
+        state.binaries = _choose(job, state)
+        job.store.put_record("binaries", self.key(job, state) or "", to_builtins(state.binaries))
+
+
+def _all_there(job: Job, state: BuildState) -> bool:
+    return set(require(job.native).extensions) <= {*state.extensions, *state.stock_extensions}
+
+
+def _choose(job: Job, state: BuildState) -> Binaries:
+    from sparkwright.native.elf import honest_platform
+    from sparkwright.wheel.kernels import kernels_record
+    from sparkwright.wheel.source import open_source
+
+    members = {spec.member: name for name, spec in require(job.native).extensions.items()}
+    compiled = {
+        member: state.extensions[name] for member, name in members.items() if name in state.extensions
+    }
+    with open_source(job.fetch_stock_wheel()) as upstream:
+        inspected = _inspect(job, upstream, {member: one.sha256 for member, one in compiled.items()})
+        slim = _slim(job, state, upstream, inspected)
+        left_out = {one.member: one.because for one in slim.left_out}
+        stock = {
+            member: state.stock_extensions.get(members.get(member, ""), _NOT_OURS)
+            for member in inspected
+            if member not in compiled and member not in left_out
+        }
+        kept = [one.elf.versions for member, one in inspected.items() if member not in left_out]
+        platform = honest_platform(upstream.name.platform, kept)
+    toolchain = require(state.toolchain)
+    record = kernels_record(
+        job.target,
+        toolchain.key,
+        compiled=compiled,
+        attested={member: state.attested.get(name, "") for member, name in members.items()},
+        upstream=stock,
+        left_out=slim.left_out,
+        packages=toolchain.packages,
+    )
+    return Binaries(record=record, platform=platform, left_out=left_out, upstream=stock, kept=dict(slim.kept))
+
+
+def _inspect(job: Job, upstream: StockWheel, compiled: Mapping[str, str]) -> dict[str, Inspection]:
+    """Return the inspection of each binary by member: the compiled one, or upstream's if there is none.
+
+    Args:
+        job: the job, for its store and lock.
+        upstream: upstream's wheel.
+        compiled: SHA-256 of the compiled binaries by member.
+    """
+    from sparkwright.native.inspection import inspector_of
+    from sparkwright.wheel.binaries import inspect_binary
+
+    inspector = inspector_of(require(job.native), job.access)
+    found = {}
+    for member in upstream.binaries():
+        if sha256 := compiled.get(member):
+            found[member] = inspector.inspect(sha256, _path_of(job, sha256))
+        else:
+            digest = upstream.listed[member].sha256
+            found[member] = inspect_binary(upstream.archive, member, digest, inspector)
+    return found
+
+
+def _path_of(job: Job, sha256: str) -> Callable[[], Path]:
+    return lambda: job.store.require_intact(sha256)
+
+
+def _slim(job: Job, state: BuildState, upstream: StockWheel, inspected: Mapping[str, Inspection]) -> SlimPlan:
+    from sparkwright.native.device_code import classify
+    from sparkwright.wheel.slim import plan_slim, python_members
+
+    python = python_members(upstream, job.changes(require(state.report)))
+    arch = require(job.spec.arch)
+    tallies = {member: classify(one.device, arch) for member, one in inspected.items()}
+    return plan_slim(python, tallies, require(job.native).drop, arch)
+
+
+# Assembly and audit -------------------------------------------------------------------------------
 
 # Part of the keys: raised when assembling or auditing gives another result for the same inputs.
 _ASSEMBLY_RULES = 2
@@ -177,3 +298,114 @@ def _binary_arguments(job: Job, state: BuildState) -> dict[str, Any]:
 def _compiled_members(job: Job, state: BuildState) -> dict[str, Extension]:
     """Return the compiled extensions, by their members in the wheel."""
     return {require(job.native).extensions[name].member: one for name, one in state.extensions.items()}
+
+
+# The user's folder --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """The wheel in the user's folder."""
+
+    name: ClassVar[str] = "place"
+
+    def key(self, job: Job, state: BuildState) -> str | None:
+        return None if state.wheel is None else digest_of([state.wheel.sha256, str(job.out)])
+
+    def find(self, job: Job, state: BuildState) -> bool:
+        if state.wheel is None:
+            return False
+        target = job.out / state.wheel.filename
+        if not target.is_file() or target.stat().st_size != state.wheel.size:
+            return False
+        if _known_digest(job, target) is None:
+            _note_digest(job, target, sha256_file(target))
+        if _known_digest(job, target) != state.wheel.sha256:
+            return False
+        state.placed = target
+        return True
+
+    def make(self, job: Job, state: BuildState) -> None:
+        wheel = require(state.wheel)
+        state.placed = job.store.copy_out(wheel.sha256, job.out / wheel.filename)
+        _note_digest(job, state.placed, wheel.sha256)
+
+
+@dataclass(frozen=True)
+class Publish:
+    """The index over every wheel in the user's folder."""
+
+    name: ClassVar[str] = "index"
+
+    def key(self, job: Job, state: BuildState) -> str | None:
+        if state.placed is None:
+            return None
+        runtimes = {name: locked.digest for name, locked in _runtimes(job).items()}
+        return digest_of([*_listing(job.out), runtimes] if runtimes else _listing(job.out))
+
+    def find(self, job: Job, state: BuildState) -> bool:
+        record = job.store.find_record("index", self.key(job, state) or "")
+        state.published = record is not None and record.get("pages") == _pages(job.out)
+        return state.published
+
+    def make(self, job: Job, state: BuildState) -> None:
+        from sparkwright.publish import publish
+
+        out = job.out
+        listed = None
+        # A run for another platform may place its wheel while this one writes pages without it.
+        while listed != (listed := _listing(out)):
+            index = publish(out, digests=_known_digests(job), runtimes=_runtimes(job))
+            for file in index.files:
+                _note_digest(job, out / file.filename, file.sha256)
+        job.store.put_record("index", self.key(job, state) or "", {"folder": str(out), "pages": _pages(out)})
+        state.published = True
+
+
+def _runtimes(job: Job) -> dict[str, LockedRuntime]:
+    """Return the locked runtimes of the checkout, by file name."""
+    from sparkwright.publish.index import runtimes_in
+
+    return runtimes_in(job.checkout.patchsets)
+
+
+def _known_digests(job: Job) -> dict[str, str]:
+    """Return the digests of wheels in the user's folder that were hashed before and not modified since."""
+    from sparkwright.publish import wheels_in
+
+    found = {wheel.name: _known_digest(job, wheel) for wheel in wheels_in(job.out)}
+    return {name: sha256 for name, sha256 in found.items() if sha256 is not None}
+
+
+def _known_digest(job: Job, path: Path) -> str | None:
+    """Return the digest of the file at *path*, if it was computed and the file was not modified since."""
+    record = job.store.find_record("digest", _state_key(path)) or {}
+    sha256 = record.get("sha256")
+    return sha256 if isinstance(sha256, str) else None
+
+
+def _note_digest(job: Job, path: Path, sha256: str) -> None:
+    job.store.put_record("digest", _state_key(path), {"sha256": sha256})
+
+
+def _state_key(path: Path) -> str:
+    """Return a key for the file at *path* that changes whenever the file is modified.
+
+    It covers the time of the last change of state: unlike the time of modification, it cannot be set back.
+    """
+    state = path.stat()
+    times = [state.st_mtime_ns, state.st_ctime_ns]
+    return digest_of([str(path), state.st_dev, state.st_ino, state.st_size, *times])
+
+
+def _pages(folder: Path) -> str:
+    """Return the digest of the index's pages and metadata in *folder*."""
+    pages = [*folder.glob("simple/**/*"), *folder.glob("*.whl.metadata")]
+    return digest_of(sorted([str(path), sha256_file(path)] for path in pages if path.is_file()))
+
+
+def _listing(folder: Path) -> list[list[str | int]]:
+    from sparkwright.publish import wheels_in
+
+    states = [(wheel, wheel.stat()) for wheel in wheels_in(folder)]
+    return [[str(wheel), state.st_size, state.st_mtime_ns] for wheel, state in states]

@@ -12,17 +12,14 @@ from sparkwright.lock import Lock
 from sparkwright.merge import merge_patchset
 from sparkwright.native.build import find_extension
 from sparkwright.native.model import Extension
-from sparkwright.pipeline.binaries import ChooseBinaries
-from sparkwright.pipeline.expectation import expectation
+from sparkwright.pipeline.assembly import ChooseBinaries
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.kernels import CompileExtension, GatherSources, PrepareToolchain
 from sparkwright.pipeline.options import TargetOptions
 from sparkwright.pipeline.proofs import Prove
-from sparkwright.pipeline.record import wheel_record
+from sparkwright.pipeline.record import expectation, native_version, version_of, wheel_record
 from sparkwright.pipeline.state import BuildState, require
-from sparkwright.pipeline.steps import steps_for
-from sparkwright.pipeline.trees import Merge
-from sparkwright.pipeline.version import native_version, version_of
+from sparkwright.pipeline.steps import Merge, steps_for
 from sparkwright.wheel import parse_name
 from sparkwright.wheel.audit import Expectation
 from sparkwright.wheel.kernels import KERNELS, KernelsRecord, kernels_of

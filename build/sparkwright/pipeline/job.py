@@ -20,8 +20,7 @@ from sparkwright.merge import History, MergeReport, MergeRequest
 from sparkwright.native.host import isolated
 from sparkwright.native.model import Target
 from sparkwright.pipeline.checkout import Checkout, open_checkout
-from sparkwright.pipeline.choose import choose_arch
-from sparkwright.pipeline.options import BuildOptions
+from sparkwright.pipeline.options import BuildOptions, choose_arch
 from sparkwright.pipeline.state import require
 from sparkwright.pipeline.toolchain_resource import ToolchainResource
 from sparkwright.probe import ProbePool, ProbeResource, Prover, UpstreamGate

@@ -1,16 +1,20 @@
-"""The provenance record of a wheel, under ``dist-info/sparkwright/``."""
+"""A wheel's record of itself, in ``dist-info/sparkwright/`` and its version, and what its audit expects."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from sparkwright import __version__
 from sparkwright.base.config import to_builtins
 from sparkwright.carries import Carry
+from sparkwright.native.model import Extension, Toolchain
 from sparkwright.pipeline.job import Job
+from sparkwright.pipeline.proofs import wants_proof
 from sparkwright.pipeline.state import BuildState, require
-from sparkwright.pipeline.trial import wants_proof
-from sparkwright.pipeline.version import version_of
+from sparkwright.wheel.audit import Expectation
+from sparkwright.wheel.binaries import NativeExpectation
 from sparkwright.wheel.kernels import KERNELS
 from sparkwright.wheel.provenance import ALLOWED
 from sparkwright.wheel.recorded import CARRIES, POINT
@@ -78,3 +82,122 @@ def _content(carry: Carry, version: str) -> dict[str, Any]:
     if revision is None:
         return {}
     return {"patch": {"file": revision.patch, "sha256": carry.patch_sha256(revision)}}
+
+
+# The version --------------------------------------------------------------------------------------
+
+
+def version_of(job: Job, state: BuildState) -> str:
+    """Return the version of the wheel of *job*; see `native_version`.
+
+    A binary of upstream's that is left out does not count as taken from upstream's wheel.
+    """
+    stock: Collection[str] = state.stock_extensions
+    if not stock and not state.attested:
+        return native_version(job, ())
+    extensions = require(job.native).extensions
+    compiled = len(extensions.keys() - state.stock_extensions.keys())
+    if state.binaries is not None:
+        taken = state.binaries.upstream
+        stock = [name for name in stock if extensions[name].member in taken]
+    return native_version(job, stock, compiled, state.attested)
+
+
+def native_version(
+    job: Job, stock: Collection[str], compiled: int = 0, attested: Collection[str] = ()
+) -> str:
+    """Return the version of a wheel with *compiled* extensions and *stock*, which are upstream's.
+
+    One build spec can give different wheels, as some sources cannot always be fetched, so the version says
+    which: ``0.24.0+spark.12.sm121a.1a2b3c4d`` for all of them,
+    ``0.24.0+spark.12.mixed.5.sm121a.1a2b3c4d.stock.fa2`` where five are compiled and FlashAttention is
+    upstream's. Those *attested*, compiled from a candidate for a pinned source, are named too:
+    ``….attested.moe.stock.c.fa2``. Clients prefer the wheel with more compiled extensions; see
+    `local_version`.
+    """
+    marks = [
+        *(["attested", *stock_marks(attested)] if attested else []),
+        *(["stock", *stock_marks(stock)] if stock else []),
+    ]
+    return ".".join([job.mixed_version(compiled if stock or attested else None), *marks])
+
+
+def stock_marks(names: Iterable[str]) -> list[str]:
+    """Return short names of extensions for a version, sorted: ``_vllm_fa2_C`` is ``fa2``."""
+    short = (re.sub(r"^_?(vllm_)?|(_?C)?(_stable_libtorch)?$", "", name) for name in names)
+    return sorted(re.sub(r"[^a-z0-9]", "", (name or "c").lower()) for name in short)
+
+
+# The audit's expectation --------------------------------------------------------------------------
+
+
+def expectation(
+    job: Job,
+    changes: Mapping[str, bytes | None] | None,
+    version: str | None = None,
+    *,
+    arch: str = "",
+    toolchain: Toolchain | None = None,
+    record: Mapping[str, Any] | None = None,
+    python: Mapping[str, str] | None = None,
+    links: frozenset[str] = frozenset(),
+    compiled: Mapping[str, Extension] | None = None,
+) -> Expectation:
+    """Return what a wheel of *job* is compared with.
+
+    Args:
+        job: the build spec and platform of the wheel.
+        changes: what the merge changed; `None` for a wheel of another build spec.
+        version: the version that it should have; any of the release by default.
+        arch: the card that kernels are judged for; by default that of the build spec, or of the lock.
+        toolchain: the toolchain that compiled it, if that is known.
+        record: the provenance record that the wheel should contain,
+        python: its Python files,
+        links: what the merged tree has as links, and
+        compiled: its binaries in the store; all as for `Expectation`.
+    """
+    from sparkwright.wheel.audit import Expectation
+
+    return Expectation(
+        upstream_wheel=job.fetch_stock_wheel(),
+        artifact=job.stock_wheel,
+        lock=job.spec.lock,
+        changes=changes,
+        version=version,
+        native=native_expectation(job, arch, toolchain),
+        record=record,
+        compiled=compiled or {},
+        python=python or {},
+        links=links,
+    )
+
+
+def native_expectation(
+    job: Job, arch: str = "", toolchain: Toolchain | None = None
+) -> NativeExpectation | None:
+    """Return the tools and limits that binaries are inspected with; `None` if the lock names none.
+
+    Args:
+        job: the build spec and platform of the wheel.
+        arch: the card that kernels are judged for; by default that of the build spec, or of the lock.
+        toolchain: the toolchain that compiled the wheel, if that is known; else libraries are the lock's
+            packages.
+    """
+    from sparkwright.native.inspection import find_surroundings, inspector_of, surroundings_of
+    from sparkwright.wheel.binaries import NativeExpectation
+
+    native = job.spec.lock.native
+    if native is None:
+        return None
+    torch = native.toolkit.target.get(job.options.platform, {}).get("torch")
+    surroundings = None
+    # After a move of the pin alone the tables may be of another torch, whose symbols say nothing.
+    if torch is None or torch.version == job.spec.lock.release.torch:
+        surroundings = find_surroundings(native, job.options.platform, job.store) or (
+            surroundings_of(native, toolchain) if toolchain else None
+        )
+    return NativeExpectation(
+        arch=arch or job.spec.arch or native.arch,
+        inspector=inspector_of(native, job.access),
+        surroundings=surroundings,
+    )

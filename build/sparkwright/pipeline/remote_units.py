@@ -8,11 +8,12 @@ from pathlib import Path
 
 from sparkwright.base.config import Model, convert
 from sparkwright.base.digests import sha256_file
-from sparkwright.base.errors import ClusterError, CompileError, SparkwrightError, error_class
-from sparkwright.base.events import emit
-from sparkwright.distributed import Done, Task, share_json
+from sparkwright.base.errors import ClusterError, CompileError, ProcessError, SparkwrightError, error_class
+from sparkwright.base.events import emit, task
+from sparkwright.distributed import Done, StoredFile, Task, share_json
 from sparkwright.distributed.cluster import Cluster
-from sparkwright.git import Repository
+from sparkwright.distributed.inputs import share_file, shared
+from sparkwright.git import Repository, check_object_id, pack_tree, unpack_tree
 from sparkwright.lock import Lock
 from sparkwright.native.build import Configured, compile_job, depfile_of, log_name
 from sparkwright.native.compile import Finished, run_jobs
@@ -29,7 +30,7 @@ from sparkwright.native.units import (
     unit_record,
 )
 from sparkwright.native.workspace import Reader, Workspace, open_workspace
-from sparkwright.pipeline.packs import packed
+from sparkwright.store import Store
 from sparkwright.upstream import Access
 
 _BATCH_S = 90.0  # of CPU time: a batch lays the sources out once
@@ -270,3 +271,40 @@ def _compiled(  # noqa: PLR0917
     return UnitResult(
         name=unit.name, sha256=sha256, size=size, cost=done[0].cost, seconds=done[0].seconds, record=record
     )
+
+
+# Trees that go to other machines ------------------------------------------------------------------
+
+_KIND = "tree-pack"
+_FOLDER = "packs"
+
+
+def packed(store: Store, repository: Repository, tree: str) -> StoredFile:
+    """Return a pack of *tree* for a task."""
+    name = f"{_FOLDER}/{tree}"
+    known = (store.find_record(_KIND, tree) or {}).get("sha256")
+    if isinstance(known, str) and (path := store.find_file(known, remote=False)):
+        return shared(store, name, known, path.stat().st_size)
+    with task("pack the sources"), store.scratch() as scratch:
+        pack_tree(repository, tree, scratch / "pack")
+        made = share_file(store, scratch / "pack", name)
+    store.put_record(_KIND, tree, {"sha256": made.sha256})
+    return made
+
+
+def unpack_all(repository: Repository) -> None:
+    """Take the tree of a task, whose working folder this process is in, into *repository*, if it has one.
+
+    Raises:
+        ClusterError: a pack is damaged.
+        RefError: a pack is not named after a tree.
+    """
+    for path in Path(_FOLDER).glob("*"):
+        tree = check_object_id(path.name)
+        if repository.has(tree):
+            continue
+        try:
+            unpack_tree(repository, path, tree)
+        except (ProcessError, OSError) as error:
+            because = error.because if isinstance(error, ProcessError) else str(error)
+            raise ClusterError("the pack of a tree is damaged", because=because) from error

@@ -9,14 +9,11 @@ from typing import Literal
 
 from sparkwright.base.events import emit
 from sparkwright.pipeline.assembly import Audit
-from sparkwright.pipeline.device_code import not_native
 from sparkwright.pipeline.job import Job
-from sparkwright.pipeline.kernels import CompileExtension, detail_of
-from sparkwright.pipeline.proofs import Prove
+from sparkwright.pipeline.kernels import CompileExtension, not_native
+from sparkwright.pipeline.proofs import Evidence, Prove, evidence_of
 from sparkwright.pipeline.state import BuildState
-from sparkwright.pipeline.step import Step
-from sparkwright.pipeline.steps import steps_for
-from sparkwright.pipeline.trial import Evidence, evidence_of
+from sparkwright.pipeline.steps import Step, steps_for
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ def plan(job: Job) -> list[PlannedStep]:
                 evidence = evidence_of(job, state.report, step.carry)
             code = step.code(job, state) if isinstance(step, CompileExtension) else None
             warning = not_native(code or {}, job.spec.arch or "")
-            detail = detail_of(step, job, state)
+            detail = step.detail(job, state) if isinstance(step, CompileExtension) else ""
             planned.append(PlannedStep(step.name, key, verdict, detail, evidence, compiles, code, warning))
     return planned
 

@@ -13,8 +13,7 @@ from sparkwright.base.errors import BisectionError, ConfigError, NotInStoreError
 from sparkwright.carries.patchset import closure
 from sparkwright.engine.verifier import Verifier
 from sparkwright.pipeline.checkout import Checkout, open_checkout
-from sparkwright.pipeline.choose import choose_arch
-from sparkwright.pipeline.options import BuildOptions
+from sparkwright.pipeline.options import BuildOptions, choose_arch
 from sparkwright.search.candidates import Realiser
 from sparkwright.search.changes import difference, weigh
 from sparkwright.search.history import UpstreamStep, upstream_steps
