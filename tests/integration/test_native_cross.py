@@ -34,7 +34,7 @@ from sparkwright.native.toolchain import prepare_toolchain
 from sparkwright.pipeline import BuildOptions, BuildState, open_job
 from sparkwright.pipeline.kernels import inputs_of, not_native
 from sparkwright.store import open_store
-from sparkwright.wheel.elf import HEADER_SIZE, machine_of
+from sparkwright.wheel.source import HEADER_SIZE, machine_of
 
 ROOT = Path(__file__).parents[2]
 KERNEL = "csrc/libtorch_stable/permute_cols.cu"

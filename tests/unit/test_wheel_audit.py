@@ -18,8 +18,9 @@ from sparkwright.base.digests import to_json
 from sparkwright.base.errors import ArchiveError, AuditError
 from sparkwright.native.model import Extension
 from sparkwright.wheel import BinarySource, assemble, audit
-from sparkwright.wheel.audit import CHECKS, NATIVE_CHECKS
-from sparkwright.wheel.syntax import floor_of
+from sparkwright.wheel.audit import CHECKS
+from sparkwright.wheel.native_checks import NATIVE_CHECKS
+from sparkwright.wheel.survey import floor_of
 
 NAMES = ["upstream-digest", "archive-safe", *(name for name, _ in CHECKS)]
 NATIVE = {name for name, _ in NATIVE_CHECKS}

@@ -21,8 +21,8 @@ from sparkwright.native.elf import honest_platform, read_elf
 from sparkwright.native.inspection import Inspector
 from sparkwright.store import open_store
 from sparkwright.wheel import BinarySource, Expectation, assemble, audit, parse_name
-from sparkwright.wheel.audit import NATIVE_CHECKS
 from sparkwright.wheel.kernels import KERNELS
+from sparkwright.wheel.native_checks import NATIVE_CHECKS
 
 Files = dict[str, bytes]
 IDENTICAL, PROVENANCE, BILL = "binaries-identical", "provenance-agrees", "sbom-agrees"

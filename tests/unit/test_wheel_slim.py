@@ -7,7 +7,7 @@ import wheelkit
 
 from sparkwright.lock.native import DroppedBinary
 from sparkwright.native.device_code import Tally
-from sparkwright.wheel.slim import needed_because, plan_slim, python_members
+from sparkwright.wheel.kernels import needed_because, plan_slim, python_members
 from sparkwright.wheel.source import open_source
 
 USELESS, MIXED, HOST = Tally(none=5), Tally(native=1, none=4), Tally()

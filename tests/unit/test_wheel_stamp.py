@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from sparkwright.base.errors import WheelError
-from sparkwright.wheel.classify import classify
-from sparkwright.wheel.elf import machine_of
+from sparkwright.wheel.delta import classify
 from sparkwright.wheel.names import local_version, parse_name
-from sparkwright.wheel.record import RecordEntry, entry_of, format_record, parse_record
+from sparkwright.wheel.source import RecordEntry, entry_of, format_record, machine_of, parse_record
 from sparkwright.wheel.stamp import (
     header,
     stamp_metadata,

@@ -28,8 +28,8 @@ from sparkwright.wheel.archive import Archive, open_archive
 from sparkwright.wheel.binaries import inspect_binary
 from sparkwright.wheel.checks import AuditCheck, judge
 from sparkwright.wheel.names import WheelName, parse_name
-from sparkwright.wheel.record import parse_record
 from sparkwright.wheel.sbom import SBOM
+from sparkwright.wheel.source import parse_record
 
 _LOADED_BEFORE = "libtvm_ffi.so"
 """FlashInfer's modules call it and do not name it: Python has loaded it, for all, before them."""

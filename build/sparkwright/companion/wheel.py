@@ -27,12 +27,11 @@ from sparkwright.native.elf import honest_platform, read_elf
 from sparkwright.native.model import Target
 from sparkwright.store import Store, atomic_file, storing
 from sparkwright.wheel.archive import open_archive
-from sparkwright.wheel.deflate import deflated_in
 from sparkwright.wheel.kernels import read_json
 from sparkwright.wheel.names import WheelName, parse_name
-from sparkwright.wheel.record import RecordEntry, entry_from_digest, entry_of, format_record
-from sparkwright.wheel.rewrite import Packed, Stored, layout, write_parts
+from sparkwright.wheel.rewrite import Packed, Stored, deflated_in, layout, write_parts
 from sparkwright.wheel.sbom import SBOM
+from sparkwright.wheel.source import RecordEntry, entry_from_digest, entry_of, format_record
 
 RECORD = "sparkwright/companion.json"
 """Name of the record in the wheel's metadata folder."""

@@ -21,7 +21,7 @@ from sparkwright.pipeline.proofs import wants_proof
 from sparkwright.pipeline.record import expectation, version_of, wheel_record
 from sparkwright.pipeline.state import Binaries, BuildState, FoundWheel, require
 from sparkwright.wheel import BinarySource
-from sparkwright.wheel.slim import SlimPlan
+from sparkwright.wheel.kernels import SlimPlan
 from sparkwright.wheel.source import StockWheel
 
 # Part of the key: raised when the choice below changes for the same inputs.
@@ -129,7 +129,7 @@ def _path_of(job: Job, sha256: str) -> Callable[[], Path]:
 
 def _slim(job: Job, state: BuildState, upstream: StockWheel, inspected: Mapping[str, Inspection]) -> SlimPlan:
     from sparkwright.native.device_code import classify
-    from sparkwright.wheel.slim import plan_slim, python_members
+    from sparkwright.wheel.kernels import plan_slim, python_members
 
     python = python_members(upstream, job.changes(require(state.report)))
     arch = require(job.spec.arch)
@@ -276,7 +276,7 @@ class Audit:
 def _binary_arguments(job: Job, state: BuildState) -> dict[str, Any]:
     """Return the arguments of an `AssemblyPlan` that concern binaries; none for upstream's kernels."""
     from sparkwright.wheel import BinarySource
-    from sparkwright.wheel.deflate import deflated_in
+    from sparkwright.wheel.rewrite import deflated_in
     from sparkwright.wheel.sbom import COMPILED
 
     if state.binaries is None:

@@ -21,7 +21,7 @@ from sparkwright.pipeline.record import expectation, native_version, version_of,
 from sparkwright.pipeline.state import BuildState, require
 from sparkwright.pipeline.steps import Merge, steps_for
 from sparkwright.wheel import parse_name
-from sparkwright.wheel.audit import Expectation
+from sparkwright.wheel.binaries import Expectation
 from sparkwright.wheel.kernels import KERNELS, KernelsRecord, kernels_of
 from sparkwright.wheel.recorded import POINT
 

@@ -310,8 +310,8 @@ def _isolation(job: Job) -> tuple[str, ...]:
 
 # Extensions without code for the card itself ------------------------------------------------------
 
-# Upstream's project takes the architecture that is asked for, and the projects inside it narrow it by lists of
-# their own: FlashAttention 2 of 0.24.0 is compiled for 8.0 and PTX where 9.0a is asked for.
+# Upstream's project takes the architecture that is asked for, and the projects inside it narrow it by lists
+# of their own: FlashAttention 2 of 0.24.0 is compiled for 8.0 and PTX where 9.0a is asked for.
 
 
 def not_native(code: Mapping[str, int], arch: str) -> str:

@@ -28,7 +28,7 @@ from sparkwright.upstream import (
     propose_lock,
 )
 from sparkwright.upstream.commit_index import NIGHTLY
-from sparkwright.wheel.classify import classify
+from sparkwright.wheel.delta import classify
 
 _KIND = "pin"
 # Part of the key: raised when a pin of the same target has other values.

@@ -13,8 +13,7 @@ from sparkwright.native.model import Extension, Toolchain
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.proofs import wants_proof
 from sparkwright.pipeline.state import BuildState, require
-from sparkwright.wheel.audit import Expectation
-from sparkwright.wheel.binaries import NativeExpectation
+from sparkwright.wheel.binaries import Expectation, NativeExpectation
 from sparkwright.wheel.kernels import KERNELS
 from sparkwright.wheel.provenance import ALLOWED
 from sparkwright.wheel.recorded import CARRIES, POINT
@@ -156,7 +155,7 @@ def expectation(
         links: what the merged tree has as links, and
         compiled: its binaries in the store; all as for `Expectation`.
     """
-    from sparkwright.wheel.audit import Expectation
+    from sparkwright.wheel.binaries import Expectation
 
     return Expectation(
         upstream_wheel=job.fetch_stock_wheel(),

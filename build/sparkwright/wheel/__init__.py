@@ -1,13 +1,12 @@
 """Assemble a wheel from upstream's wheel and the merged tree, and audit it."""
 
 from sparkwright.wheel.assemble import AssemblyPlan, BinarySource, BuiltWheel, Provider, assemble
-from sparkwright.wheel.audit import AuditReport, Expectation, audit
-from sparkwright.wheel.binaries import NativeExpectation
+from sparkwright.wheel.audit import AuditReport, audit
+from sparkwright.wheel.binaries import Expectation, NativeExpectation
 from sparkwright.wheel.checks import AuditCheck
-from sparkwright.wheel.deflate import deflate
-from sparkwright.wheel.kernels import KERNELS, LeftOut, kernels_record
+from sparkwright.wheel.kernels import KERNELS, LeftOut, SlimPlan, kernels_record, plan_slim, python_members
 from sparkwright.wheel.names import WheelName, local_version, parse_name
-from sparkwright.wheel.slim import SlimPlan, plan_slim, python_members
+from sparkwright.wheel.rewrite import deflate
 
 __all__ = [
     "KERNELS",

@@ -20,15 +20,19 @@ from sparkwright.base.errors import DigestError, NativeInputsError, WheelError
 from sparkwright.base.events import emit
 from sparkwright.lock import Lock
 from sparkwright.store import atomic_file, storing
-from sparkwright.wheel.classify import compiled_from, of_kind
-from sparkwright.wheel.deflate import holds
-from sparkwright.wheel.delta import WheelDelta, delta
+from sparkwright.wheel.delta import WheelDelta, compiled_from, delta, of_kind
 from sparkwright.wheel.names import WheelName, parse_name
-from sparkwright.wheel.record import RecordEntry, entry_from_digest, entry_of, format_record
 from sparkwright.wheel.recorded import PROVIDERS, RECORD_FOLDER, WheelRecord
-from sparkwright.wheel.rewrite import Kept, Packed, Stored, layout, write_parts
+from sparkwright.wheel.rewrite import Kept, Packed, Stored, holds, layout, write_parts
 from sparkwright.wheel.sbom import SBOM, sbom
-from sparkwright.wheel.source import StockWheel, open_source
+from sparkwright.wheel.source import (
+    RecordEntry,
+    StockWheel,
+    entry_from_digest,
+    entry_of,
+    format_record,
+    open_source,
+)
 from sparkwright.wheel.stamp import VERSION_FILE, stamp_metadata, stamp_version_file, stamp_wheel
 
 UPSTREAM = "upstream-wheel"

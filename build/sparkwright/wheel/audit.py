@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,16 @@ from typing import Any
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import ArchiveError, AuditError, SparkwrightError
 from sparkwright.base.events import emit
-from sparkwright.lock import Artifact, Lock
 from sparkwright.native.device_code import Tally
-from sparkwright.native.model import Extension
 from sparkwright.wheel import checks
 from sparkwright.wheel.archive import Archive, open_archive
-from sparkwright.wheel.binaries import BinaryReport, InspectedBinaries, NativeExpectation, inspect_binaries
+from sparkwright.wheel.binaries import (
+    BinaryReport,
+    Expectation,
+    InspectedBinaries,
+    NativeExpectation,
+    inspect_binaries,
+)
 from sparkwright.wheel.checks import AuditCheck, AuditSubject
 from sparkwright.wheel.kernels import KERNELS
 from sparkwright.wheel.names import parse_name
@@ -33,8 +37,7 @@ from sparkwright.wheel.provenance import provenance_agrees, sbom_agrees
 from sparkwright.wheel.recorded import RECORD_FOLDER
 from sparkwright.wheel.sbom import SBOM
 from sparkwright.wheel.source import StockWheel, open_source
-from sparkwright.wheel.survey import Facts, check_sizes, survey
-from sparkwright.wheel.syntax import floor_of, syntax_errors
+from sparkwright.wheel.survey import Facts, check_sizes, floor_of, survey, syntax_errors
 
 CHECKS: tuple[tuple[str, Callable[[AuditSubject], AuditCheck]], ...] = (
     ("record-complete", checks.record_complete),
@@ -49,40 +52,6 @@ CHECKS: tuple[tuple[str, Callable[[AuditSubject], AuditCheck]], ...] = (
     ("native-inputs-unchanged", checks.native_inputs_unchanged),
     ("torch-pinned", checks.torch_pinned),
 )
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """The inputs that the wheel is compared with.
-
-    Attributes:
-        upstream_wheel: upstream's wheel for the same platform.
-        artifact: its entry in the lock.
-        changes: every path that the merge changed, as for `AssemblyPlan`; `None` without a merge,
-            which skips the checks that need one.
-        version: the version that the wheel should have, or `None` for any of the release.
-        floor: the oldest Python that its code has to compile for, such as ``3.10``; `None` for
-            the oldest that the release supports.
-        native: tools to inspect binaries with; `None` skips the checks that need them.
-        record: the expected files of the wheel's record but `PROVIDERS`, by name, as JSON values;
-            `None` for a file that cannot be computed here, and for all without a merge.
-        compiled: the extensions that the store has under the native keys that the wheel names, by member.
-        python: git ids of the merged tree's Python files by path, where they are compared too: a wheel whose
-            digest no index stated is only believed about what was compiled.
-        links: those of `changes` that are symbolic links in the merged tree.
-    """
-
-    upstream_wheel: Path
-    artifact: Artifact
-    lock: Lock
-    changes: Mapping[str, bytes | None] | None = None
-    version: str | None = None
-    floor: str | None = None
-    native: NativeExpectation | None = None
-    record: Mapping[str, Any] | None = None
-    compiled: Mapping[str, Extension] = field(default_factory=dict)
-    python: Mapping[str, str] = field(default_factory=dict)
-    links: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -239,10 +208,8 @@ def _all(
         errors = tuple((numbers[file], reason) for file, reason in syntax_errors(scratch, floor))
         subject = AuditSubject(
             archive, parse_name(archive.path.name), facts, tuple(sorted(set(archive.members) - members)),
-            upstream, expectation.changes, expectation.lock, expectation.version, floor, errors, ours=ours,
+            upstream, expectation, floor, errors, ours=ours,
             inspected=_inspected(archive, facts, expectation.native),
-            record=expectation.record, compiled=expectation.compiled, python=expectation.python,
-            links=expectation.links,
         )  # fmt: skip
         found = (
             checks.archive_safe(subject),

@@ -1,4 +1,4 @@
-"""Inspect a wheel's binaries one by one."""
+"""What an audit compares a wheel with, and the wheel's binaries, inspected one by one."""
 
 from __future__ import annotations
 
@@ -9,11 +9,14 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from sparkwright.base.errors import ArchiveError, BinaryError
+from sparkwright.lock import Artifact, Lock
 from sparkwright.native.device_code import Tally, classify
 from sparkwright.native.elf import ElfFacts
 from sparkwright.native.inspection import Inspection, Inspector, Python, Resolution, Surroundings, resolve
+from sparkwright.native.model import Extension
 from sparkwright.wheel.archive import Archive
 
 # Part of the keys of cached results: raised when a result would differ.
@@ -35,6 +38,40 @@ class NativeExpectation:
     arch: str
     inspector: Inspector
     surroundings: Surroundings | None = None
+
+
+@dataclass(frozen=True)
+class Expectation:
+    """The inputs that the wheel is compared with.
+
+    Attributes:
+        upstream_wheel: upstream's wheel for the same platform.
+        artifact: its entry in the lock.
+        changes: every path that the merge changed, as for `AssemblyPlan`; `None` without a merge,
+            which skips the checks that need one.
+        version: the version that the wheel should have, or `None` for any of the release.
+        floor: the oldest Python that its code has to compile for, such as ``3.10``; `None` for
+            the oldest that the release supports.
+        native: tools to inspect binaries with; `None` skips the checks that need them.
+        record: the expected files of the wheel's record but `PROVIDERS`, by name, as JSON values;
+            `None` for a file that cannot be computed here, and for all without a merge.
+        compiled: the extensions that the store has under the native keys that the wheel names, by member.
+        python: git ids of the merged tree's Python files by path, where they are compared too: a wheel whose
+            digest no index stated is only believed about what was compiled.
+        links: those of `changes` that are symbolic links in the merged tree.
+    """
+
+    upstream_wheel: Path
+    artifact: Artifact
+    lock: Lock
+    changes: Mapping[str, bytes | None] | None = None
+    version: str | None = None
+    floor: str | None = None
+    native: NativeExpectation | None = None
+    record: Mapping[str, Any] | None = None
+    compiled: Mapping[str, Extension] = field(default_factory=dict)
+    python: Mapping[str, str] = field(default_factory=dict)
+    links: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -13,20 +13,15 @@ from packaging.version import InvalidVersion, Version
 
 from sparkwright.base.errors import WheelError
 from sparkwright.git import blob_id
-from sparkwright.lock import Lock
-from sparkwright.native.model import Extension
 from sparkwright.wheel.archive import Archive
 from sparkwright.wheel.assemble import UPSTREAM, native_faults
-from sparkwright.wheel.binaries import InspectedBinaries
-from sparkwright.wheel.classify import of_kind
-from sparkwright.wheel.delta import delta
-from sparkwright.wheel.elf import machine_of
+from sparkwright.wheel.binaries import Expectation, InspectedBinaries
+from sparkwright.wheel.delta import delta, of_kind
 from sparkwright.wheel.kernels import KERNELS, KernelsRecord, read_json, read_kernels_record
 from sparkwright.wheel.names import WheelName
-from sparkwright.wheel.record import parse_record
 from sparkwright.wheel.recorded import CARRIES, POINT, PROVIDERS, RECORD_FOLDER
 from sparkwright.wheel.sbom import COMPILED, SBOM
-from sparkwright.wheel.source import StockWheel
+from sparkwright.wheel.source import StockWheel, machine_of, parse_record
 from sparkwright.wheel.stamp import (
     VERSION_FILE,
     header,
@@ -60,23 +55,16 @@ class AuditCheck:
 
 @dataclass(frozen=True)
 class AuditSubject:
-    """The wheel under audit and the inputs that it is compared with.
+    """The wheel under audit, and what it is compared with.
 
     Attributes:
         name: the parts of its file name.
         facts: the facts of each member that was read.
         unknown: the other members, which are neither upstream's nor the merge's nor of the record.
-        upstream: upstream's wheel.
-        changes: every path that the merge changed, or `None`.
-        version: the version that it should have, or `None`.
         floor: the oldest Python that its code has to compile for.
         errors: member and reason of every syntax error at that floor.
         ours: whether it has a sparkwright record.
         inspected: its inspected binaries; `None` if they were not inspected.
-        record: the expected files of the record, by name; see `Expectation`.
-        compiled: the extensions that the store has under the keys that the wheel names, by member.
-        python: git ids of the Python files that have to be in it, by path; see `Expectation`.
-        links: paths that are symbolic links in the merged tree.
     """
 
     archive: Archive
@@ -84,17 +72,11 @@ class AuditSubject:
     facts: Mapping[str, Facts]
     unknown: tuple[str, ...]
     upstream: StockWheel
-    changes: Mapping[str, bytes | None] | None
-    lock: Lock
-    version: str | None
+    expected: Expectation
     floor: str
     errors: Sequence[tuple[str, str]]
     ours: bool
     inspected: InspectedBinaries | None = None
-    record: Mapping[str, Any] | None = None
-    compiled: Mapping[str, Extension] = field(default_factory=dict)
-    python: Mapping[str, str] = field(default_factory=dict)
-    links: frozenset[str] = frozenset()
 
     @property
     def info(self) -> str:
@@ -210,14 +192,14 @@ def versions_agree(subject: AuditSubject) -> AuditCheck:
     folders = {name.split("/")[0] for name in subject.archive.members if ".dist-info/" in name}
     faults += [f"there is a folder {folder}" for folder in sorted(folders - {subject.name.dist_info})]
     try:
-        if not _is_build_of(version, subject.lock.release.version):
-            faults.append(f"the lock's release is {subject.lock.release.version}")
+        if not _is_build_of(version, subject.expected.lock.release.version):
+            faults.append(f"the lock's release is {subject.expected.lock.release.version}")
         if numbers != version_tuple(version):
             faults.append(f"{VERSION_FILE} has the tuple {numbers}")
     except InvalidVersion:
         faults.append("the file name's version is not PEP 440's")
-    if subject.version not in {None, version}:
-        faults.append(f"{subject.version} was expected")
+    if subject.expected.version not in {None, version}:
+        faults.append(f"{subject.expected.version} was expected")
     if faults:
         faults.insert(0, f"the file name has {version}")
     return judge("versions-agree", faults, version)
@@ -233,7 +215,7 @@ def _is_build_of(version: str, release: str) -> bool:
 def members_differ_exactly(subject: AuditSubject) -> AuditCheck:
     """Check that exactly the members that the merge changed differ from upstream's, with its bytes."""
     name = "members-differ-exactly"
-    if subject.changes is None or not subject.ours:
+    if subject.expected.changes is None or not subject.ours:
         return _skipped(subject, name)
     expected = _expected(subject)
     free = (subject.info + "RECORD", *record_members(subject))
@@ -260,23 +242,27 @@ def members_differ_exactly(subject: AuditSubject) -> AuditCheck:
     ]
     faults += [
         f"{path} is not the merged tree's"
-        for path, blob in sorted(subject.python.items())
+        for path, blob in sorted(subject.expected.python.items())
         if path not in subject.archive.members or blob_id(subject.archive.read(path)) != blob
     ]
     faults += [
         f"{member} is a symbolic link in the merged tree, whose content a wheel cannot have"
-        for member in sorted(subject.links & set(subject.archive.members))
+        for member in sorted(subject.expected.links & set(subject.archive.members))
     ]
-    shipped = len(of_kind(subject.changes, "shipped"))
+    shipped = len(of_kind(subject.expected.changes, "shipped"))
     detail = f"{shipped} changed by the merge, 3 stamped, all others are upstream's"
-    by_tree = f"; all {len(subject.python)} Python files are the merged tree's" if subject.python else ""
+    by_tree = (
+        f"; all {len(subject.expected.python)} Python files are the merged tree's"
+        if subject.expected.python
+        else ""
+    )
     return judge(name, faults, detail + by_tree)
 
 
 def _expected(subject: AuditSubject) -> dict[str, str]:
     """Return the expected SHA-256 by member, but for RECORD and the sparkwright record."""
     upstream, version = subject.upstream, subject.name.version
-    changed = delta(upstream, subject.changes or {})
+    changed = delta(upstream, subject.expected.changes or {})
     contents = {**changed.replaced, **changed.added}
     archive, info = upstream.archive, upstream.info
     contents[info + "METADATA"] = stamp_metadata(archive.read(info + "METADATA"), version)
@@ -314,7 +300,7 @@ def renamed(upstream: StockWheel, info: str, member: str) -> str:
 
 def record_members(subject: AuditSubject) -> frozenset[str]:
     """Return the members that the sparkwright record may consist of, and the bill of materials."""
-    files = RECORD_FILES if subject.record is None else {*subject.record, PROVIDERS}
+    files = RECORD_FILES if subject.expected.record is None else {*subject.expected.record, PROVIDERS}
     return frozenset({subject.info + SBOM, *(f"{subject.info}{RECORD_FOLDER}/{file}" for file in files)})
 
 
@@ -350,7 +336,7 @@ def binaries_identical(subject: AuditSubject) -> AuditCheck:
     unverified = [
         f"{entry['member']} is compiled, and the store has nothing with the key {entry['from'][:16]}"
         for entry in ours
-        if entry["member"] not in subject.compiled
+        if entry["member"] not in subject.expected.compiled
     ]
     detail = f"{len(provided) - len(ours)} of {len(provided)} are upstream's, byte for byte"
     return judge(name, faults, f"{detail}; {len(ours)} are what was compiled" if ours else detail, unverified)
@@ -375,7 +361,7 @@ def _binary_faults(subject: AuditSubject, entry: Mapping[str, Any]) -> list[str]
 def _compiled_faults(subject: AuditSubject, entry: Mapping[str, Any]) -> list[str]:
     if entry["provider"] != COMPILED:
         return [f"{entry['member']} comes from an unknown provider, {entry['provider']}"]
-    extension = subject.compiled.get(entry["member"])
+    extension = subject.expected.compiled.get(entry["member"])
     if extension is None or (extension.key, extension.sha256) == (entry["from"], entry["sha256"]):
         return []
     return [f"{entry['member']} is not what was compiled under the key {extension.key[:16]}"]
@@ -416,9 +402,9 @@ def _provided(subject: AuditSubject) -> list[dict[str, Any]]:
 def native_inputs_unchanged(subject: AuditSubject) -> AuditCheck:
     """Check that upstream's binaries are used only where the merge left their sources unchanged."""
     name = "native-inputs-unchanged"
-    if subject.changes is None or not subject.ours:
+    if subject.expected.changes is None or not subject.ours:
         return _skipped(subject, name)
-    native = of_kind(subject.changes, "native")
+    native = of_kind(subject.expected.changes, "native")
     record = subject.kernels()
     reasons = record.reasons if record else {}
     theirs = [entry["member"] for entry in _provided(subject) if entry["provider"] == UPSTREAM]
@@ -432,7 +418,7 @@ def native_inputs_unchanged(subject: AuditSubject) -> AuditCheck:
 
 def torch_pinned(subject: AuditSubject) -> AuditCheck:
     """Check that METADATA requires exactly the torch that the binaries were built against."""
-    expected = f"torch=={subject.lock.release.torch}"
+    expected = f"torch=={subject.expected.lock.release.torch}"
     metadata = subject.archive.read(subject.info + "METADATA")
     try:
         requirements = [Requirement(value) for value in header(metadata, "Requires-Dist")]

@@ -11,8 +11,7 @@ from sparkwright.native.elf import honest_platform, over_platform
 from sparkwright.native.inspection import Inspection, Python, unprovided
 from sparkwright.wheel.binaries import InspectedBinaries, inspect_binary, resolution_of
 from sparkwright.wheel.checks import AuditCheck, AuditSubject, judge
-from sparkwright.wheel.kernels import BinaryKernels, LeftOut
-from sparkwright.wheel.slim import needed_because
+from sparkwright.wheel.kernels import BinaryKernels, LeftOut, needed_because
 
 _ORIGIN = "$ORIGIN"
 
@@ -46,7 +45,7 @@ def kernels_native(subject: AuditSubject, inspected: InspectedBinaries) -> Audit
             faults.append(f"{member} could not be inspected")
             continue
         faults += _count_faults(one, inspection)
-        if (native := subject.lock.native) is not None and native.arch == record.arch:
+        if (native := subject.expected.lock.native) is not None and native.arch == record.arch:
             faults += _table_faults(member, inspection, native, record.arch)
     compiled = sum(
         (inspected.tally(member, record.arch) for member in record.compiled if member in inspected.found),
@@ -220,7 +219,7 @@ def _left_out_faults(
     inspection = inspect_binary(upstream.archive, one.member, sha256, inspector)
     if not (tally := classify(inspection.device, arch)).useless:
         yield f"has kernels that run on {arch}: {_shares(tally)}" if tally.total else "has no device code"
-    native = subject.lock.native
+    native = subject.expected.lock.native
     if because := needed_because(one.member, python, native.drop if native else {}):
         yield f"may be needed: {because}"
 

@@ -33,11 +33,11 @@ def provenance_agrees(subject: AuditSubject) -> AuditCheck:
         for member in sorted(subject.archive.members)
         if member.startswith(info) and member not in allowed
     ]
-    if subject.record is None:
+    if subject.expected.record is None:
         skipped = AuditCheck(name, "skipped", "no merge was given to compare it with")
         return judge(name, faults, "") if faults else skipped
     unverified: list[str] = []
-    for file, expected in sorted({**subject.record, PROVIDERS: None}.items()):
+    for file, expected in sorted({**subject.expected.record, PROVIDERS: None}.items()):
         if f"{info}{RECORD_FOLDER}/{file}" not in subject.archive.members:
             faults.append(f"{file} is missing")
         elif expected is None and file != PROVIDERS:
@@ -46,7 +46,7 @@ def provenance_agrees(subject: AuditSubject) -> AuditCheck:
             difference, left_open = _compare(subject, file, expected)
             faults += [f"{file}: {difference}"] if difference else []
             unverified += [f"{file}: {one}" for one in left_open]
-    return judge(name, faults, f"{len(subject.record) + 1} files equal this checkout's", unverified)
+    return judge(name, faults, f"{len(subject.expected.record) + 1} files equal this checkout's", unverified)
 
 
 def sbom_agrees(subject: AuditSubject) -> AuditCheck:
@@ -59,14 +59,14 @@ def sbom_agrees(subject: AuditSubject) -> AuditCheck:
         return AuditCheck(name, "skipped", "this is upstream's wheel")
     if subject.info + SBOM not in subject.archive.members:
         return judge(name, [f"there is no {SBOM}"], "")
-    if subject.record is None:
+    if subject.expected.record is None:
         return AuditCheck(name, "skipped", "no merge was given to compare it with")
     # For a file that is unknown here, which `provenance_agrees` says, the wheel's own.
     files = {
         file: subject.stated(file) if expected is None else expected
-        for file, expected in {**subject.record, PROVIDERS: None}.items()
+        for file, expected in {**subject.expected.record, PROVIDERS: None}.items()
     }
-    expected = sbom(WheelRecord.of(files), subject.lock)
+    expected = sbom(WheelRecord.of(files), subject.expected.lock)
     if subject.archive.read(subject.info + SBOM) == expected:
         return judge(name, [], f"{len(components_of(json.loads(expected)))} components")
     found = components_of(read_json(subject.archive, subject.info + SBOM))

@@ -1,4 +1,9 @@
-"""Write an archive of kept members and new ones, hashing while writing."""
+"""Write an archive of kept members and new ones, hashing while writing; deflate binaries once.
+
+Two zlib libraries deflate the same bytes differently. So the deflated bytes are an input of a wheel,
+kept beside the binary, and are not made by the assembler: the same plan still gives the same bytes
+everywhere.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +16,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from sparkwright.base.digests import CHUNK
+from sparkwright.base.digests import CHUNK, digest_of, sha256_file
 from sparkwright.base.errors import ArchiveError
 from sparkwright.base.members import name_fault
+from sparkwright.store import Store
 from sparkwright.wheel.archive import (
     CENTRAL,
     CENTRAL_SIGNATURE,
@@ -227,3 +234,42 @@ def _write_all(descriptor: int, data: bytes) -> None:
     written = os.write(descriptor, data)
     while written < len(data):
         written += os.write(descriptor, memoryview(data)[written:])
+
+
+# Deflated binaries --------------------------------------------------------------------------------
+
+_LEVEL = 6
+
+
+def deflate(source: Path, target: Path) -> None:
+    """Write the content of *source* to *target* as a raw deflate stream (RFC 1951), at about 20 MB/s."""
+    deflater = zlib.compressobj(_LEVEL, zlib.DEFLATED, -zlib.MAX_WBITS)
+    with source.open("rb") as reading, target.open("wb") as writing:
+        while chunk := reading.read(CHUNK):
+            writing.write(deflater.compress(chunk))
+        writing.write(deflater.flush())
+
+
+def deflated_in(store: Store, sha256: str) -> Path:
+    """Return the path in *store* of the file with that digest as a raw deflate stream, made once."""
+    key = digest_of([_LEVEL, sha256])
+    record = store.find_record("deflated", key) or {}
+    if found := store.find_intact(str(record.get("sha256", ""))):
+        return found
+    with store.scratch() as scratch:
+        target = scratch / "deflated"
+        deflate(store.file_path(sha256), target)
+        digest = sha256_file(target)
+        path = store.adopt_file(target, digest, verified=True)
+    store.put_record("deflated", key, {"sha256": digest})
+    return path
+
+
+def holds(deflated: bytes, content: bytes) -> bool:
+    """Tell if the raw deflate stream *deflated* inflates to exactly *content*."""
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    try:
+        inflated = inflater.decompress(deflated, len(content) + 1)
+    except zlib.error:
+        return False
+    return inflated == content and inflater.eof and not inflater.unused_data
