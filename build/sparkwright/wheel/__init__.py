@@ -1,6 +1,6 @@
 """Assemble a wheel from upstream's wheel and the merged tree, and audit it."""
 
-from sparkwright.wheel.assemble import AssemblyPlan, BinarySource, BuiltWheel, Provider, assemble
+from sparkwright.wheel.assemble import AssemblyPlan, BinarySource, BuiltWheel, assemble
 from sparkwright.wheel.audit import AuditReport, audit
 from sparkwright.wheel.binaries import Expectation, NativeExpectation
 from sparkwright.wheel.checks import AuditCheck
@@ -18,7 +18,6 @@ __all__ = [
     "Expectation",
     "LeftOut",
     "NativeExpectation",
-    "Provider",
     "SlimPlan",
     "WheelName",
     "assemble",

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import sha256_file, to_json
 from sparkwright.base.errors import DigestError, NativeInputsError, WheelError
 from sparkwright.base.events import emit
@@ -22,7 +23,7 @@ from sparkwright.lock import Lock
 from sparkwright.store import atomic_file, storing
 from sparkwright.wheel.delta import WheelDelta, compiled_from, delta, of_kind
 from sparkwright.wheel.names import WheelName, parse_name
-from sparkwright.wheel.recorded import PROVIDERS, RECORD_FOLDER, WheelRecord
+from sparkwright.wheel.recorded import PROVIDERS, RECORD_FOLDER, RecordedBinary, WheelRecord
 from sparkwright.wheel.rewrite import Kept, Packed, Stored, holds, layout, write_parts
 from sparkwright.wheel.sbom import SBOM, sbom
 from sparkwright.wheel.source import (
@@ -97,32 +98,6 @@ class AssemblyPlan:
 
 
 @dataclass(frozen=True)
-class Provider:
-    """The origin of one binary of the wheel.
-
-    Attributes:
-        member: its name in the wheel.
-        sha256: digest of its content, 64 hex digits.
-        size: in bytes.
-        provider: ``upstream-wheel``, or the kind of another origin.
-        origin: the file name of that wheel, or the key of the other origin.
-    """
-
-    member: str
-    sha256: str
-    size: int
-    provider: str
-    origin: str
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the entry for ``providers.json``."""
-        return {
-            "member": self.member, "sha256": self.sha256, "size": self.size,
-            "provider": self.provider, "from": self.origin,
-        }  # fmt: skip
-
-
-@dataclass(frozen=True)
 class BuiltWheel:
     """A finished wheel.
 
@@ -144,7 +119,7 @@ class BuiltWheel:
     added: tuple[str, ...]
     removed: tuple[str, ...]
     not_shipped: tuple[str, ...]
-    providers: tuple[Provider, ...]
+    providers: tuple[RecordedBinary, ...]
     left_out: tuple[str, ...] = ()
 
 
@@ -195,7 +170,7 @@ def _verify(plan: AssemblyPlan, actual: str) -> None:
         )
 
 
-def _providers(upstream: StockWheel, plan: AssemblyPlan) -> tuple[Provider, ...]:
+def _providers(upstream: StockWheel, plan: AssemblyPlan) -> tuple[RecordedBinary, ...]:
     """Return the origin of each binary; refuse upstream's where the merge changed their sources."""
     binaries = upstream.binaries()
     for named in (plan.providers, plan.upstream_binaries, plan.left_out):
@@ -212,10 +187,13 @@ def _providers(upstream: StockWheel, plan: AssemblyPlan) -> tuple[Provider, ...]
     for member in sorted(kept):
         if source := plan.providers.get(member):
             sha256, size = sha256_file(source.path), source.path.stat().st_size
-            found.append(Provider(member, sha256, size, source.provider, source.origin))
+            provider, origin = source.provider, source.origin
         else:
             sha256, size = upstream.listed[member].sha256, upstream.archive.members[member].size
-            found.append(Provider(member, sha256, size, UPSTREAM, upstream.archive.path.name))
+            provider, origin = UPSTREAM, upstream.archive.path.name
+        found.append(
+            RecordedBinary(member=member, sha256=sha256, size=size, provider=provider, origin=origin)
+        )
     return tuple(found)
 
 
@@ -254,7 +232,7 @@ def native_faults(native: Sequence[str], theirs: Mapping[str, str]) -> tuple[str
 
 
 def _entries(
-    upstream: StockWheel, plan: AssemblyPlan, changed: WheelDelta, providers: Sequence[Provider]
+    upstream: StockWheel, plan: AssemblyPlan, changed: WheelDelta, providers: Sequence[RecordedBinary]
 ) -> list[Kept | Packed | Stored]:
     """Return all members of the new wheel: upstream's in their order, added ones, metadata, RECORD last."""
     new_info = plan.name.dist_info + "/"
@@ -299,7 +277,7 @@ def _provided(member: str, source: BinarySource, *, executable: bool) -> Packed 
 
 
 def _line(
-    entry: Kept | Packed | Stored, listed: Mapping[str, RecordEntry], providers: Sequence[Provider]
+    entry: Kept | Packed | Stored, listed: Mapping[str, RecordEntry], providers: Sequence[RecordedBinary]
 ) -> RecordEntry:
     """Return the line of RECORD for *entry*: kept and packed members have known digests."""
     if isinstance(entry, Stored):
@@ -321,10 +299,10 @@ def _stamped(upstream: StockWheel, name: WheelName) -> dict[str, bytes]:
     }
 
 
-def _record_files(plan: AssemblyPlan, providers: Sequence[Provider]) -> list[tuple[str, bytes]]:
+def _record_files(plan: AssemblyPlan, providers: Sequence[RecordedBinary]) -> list[tuple[str, bytes]]:
     """Return the files that are added to the metadata folder, by their names in it."""
     if PROVIDERS in plan.record:
         raise WheelError(f"{PROVIDERS} cannot be given", because="the assembler writes it")
-    files = {**plan.record, PROVIDERS: [provider.to_json() for provider in providers]}
+    files = {**plan.record, PROVIDERS: to_builtins(providers)}
     added = [(f"{RECORD_FOLDER}/{name}", to_json(value)) for name, value in sorted(files.items())]
     return added if plan.lock is None else [(SBOM, sbom(WheelRecord.of(files), plan.lock)), *added]

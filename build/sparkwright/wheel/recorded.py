@@ -116,7 +116,12 @@ class RecordedPoint(_Entry, frozen=True):
 
 
 class RecordedBinary(_Entry, frozen=True):
-    """One binary of the wheel; see `Provider`."""
+    """One binary of the wheel.
+
+    Attributes:
+        provider: ``upstream-wheel``, or the kind of another origin.
+        origin: the file name of that wheel, or the key of the other origin.
+    """
 
     member: str
     sha256: str
