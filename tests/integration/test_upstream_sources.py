@@ -20,7 +20,7 @@ from sparkwright.base.errors import (
 from sparkwright.git import fetch
 from sparkwright.upstream import GitSource, IndexSource, open_source, other_release
 from sparkwright.upstream import source as source_module
-from sparkwright.upstream.folder import FolderSource
+from sparkwright.upstream.source import FolderSource
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Reading extensions, and the files that are listed of a dependency, without CMake."""
 
-from sparkwright.lock.cmake_targets import CMakeExtension, listed_files, oldest_gxx, read_extensions
+from sparkwright.lock.cmake import CMakeExtension, listed_files, oldest_gxx, read_extensions
 
 ROOT = """\
 # define_extension_target(_commented DESTINATION vllm LANGUAGE CXX USE_SABI 3)

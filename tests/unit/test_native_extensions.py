@@ -8,8 +8,8 @@ import pytest
 from unit_kit import make_toolchain
 
 from sparkwright.base.digests import sha256_bytes
+from sparkwright.lock.cmake import read_by_cmake
 from sparkwright.lock.native import ExtensionSpec, SourcePin
-from sparkwright.lock.native_paths import read_by_cmake
 from sparkwright.native.build import extension_key, find_extension, record_extension
 from sparkwright.native.model import Extension, Inputs, SourceTree, Target
 from sparkwright.store import Store

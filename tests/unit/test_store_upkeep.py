@@ -10,7 +10,7 @@ from kit import Recorder, finish, python, seed_environment
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import LostFileError
-from sparkwright.probe.trees import bytecode_folder
+from sparkwright.probe.environment import bytecode_folder
 from sparkwright.store import Store, note_use
 from sparkwright.store.prune import Pruned, PruneLimits, prune, prune_logs
 from sparkwright.store.survey import survey, totals

@@ -364,7 +364,11 @@ def test_a_lost_executable_bit_is_found(case: Case, tmp_path: Path) -> None:
 
 def test_the_floor_decides_what_compiles(case: Case, tmp_path: Path) -> None:
     spoilt = wheelkit.spoil(case.wheel, tmp_path, put("vllm/config/cache.py", b"type A = int\n"))
-    assert failed(spoilt, replace(case.expectation, floor="3.12")) == {EXACT}
+    lock = case.expectation.lock
+    newer = msgspec.structs.replace(
+        lock, release=msgspec.structs.replace(lock.release, requires_python=">=3.12")
+    )
+    assert failed(spoilt, replace(case.expectation, lock=newer)) == {EXACT}
 
 
 def test_what_is_upstreams_is_not_compiled(case, tmp_path, heard):

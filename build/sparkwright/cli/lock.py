@@ -45,8 +45,7 @@ def check_command(session: Session, *, source: str) -> Result:
 
     A release contains nine digits of its commit. The others are confirmed by git, or reported as unconfirmed.
     """
-    from sparkwright.lock.check import check, disagreement, flatten, unconfirmed
-    from sparkwright.lock.coherence import check_native
+    from sparkwright.lock.check import check, check_native, disagreement, flatten, unconfirmed
 
     lock, access = session.checkout.lock, session.access
     if lock.sdist is None:

@@ -25,9 +25,8 @@ from sparkwright.engine.installed import EngineFacts
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.state import BuildState, require
 from sparkwright.pipeline.steps import Merge, PristineTree
-from sparkwright.probe.environment import environment_key, prepare_environment
+from sparkwright.probe.environment import environment_key, prepare_environment, tree_folder
 from sparkwright.probe.pool import environment, interpreter
-from sparkwright.probe.trees import tree_folder
 from sparkwright.recipes.release_options import Problem, Question
 from sparkwright.store import Store
 

@@ -10,8 +10,7 @@ import msgspec
 
 from sparkwright.base.config import parse_toml, to_builtins
 from sparkwright.base.errors import LockMismatchError
-from sparkwright.lock.check import agrees, flatten
-from sparkwright.lock.coherence import check_native
+from sparkwright.lock.check import agrees, check_native, flatten
 from sparkwright.lock.model import LOCK_FORMAT, Artifact, Dependency, Lock, Release
 from sparkwright.lock.statements import ReleaseEvidence, Statement, statements
 

@@ -3,10 +3,13 @@
 A download is a command with ``GIT_REPOSITORY`` and ``GIT_TAG``. A value may be a variable that is set once in
 the same file, not counting the branch for ROCm. Whatever else looks like a download is a `Problem`, so that a
 new form is read by a person.
+
+Of the extensions literal names are read, and what is compiled for ROCm or the CPU alone is skipped.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -119,3 +122,131 @@ def _value(text: str, arguments: list[str], key: str) -> str | None:
         values = re.findall(rf'\bset\s*\(\s*{variable[1]}\s+"?([^\s"()]+)"?\s*[)C]', text, re.IGNORECASE)
         value = values[0] if len(values) == 1 else "$"
     return None if "$" in value else value
+
+
+# Extensions, and the files listed of a dependency -------------------------------------------------
+
+_BRANCH = re.compile(r"\b(if|elseif|else|endif)\s*\(((?:[^()]|\([^()]*\))*)\)", re.IGNORECASE)
+_FOR_ROCM = re.compile(r'VLLM_(?:TARGET_DEVICE|GPU_LANG)\s+STREQUAL\s+"(?:rocm|HIP)"')
+_EXTENSION = re.compile(r"\bdefine_(?:gpu_)?extension_target\s*\(((?:[^()]|\([^()]*\))*)\)", re.IGNORECASE)
+_REFUSED_GXX = re.compile(
+    r'CXX_COMPILER_ID\s+STREQUAL\s+"GNU"\s+AND\s+CMAKE_CXX_COMPILER_VERSION\s+VERSION_LESS\s+"?([0-9.]+)"?'
+    r"\s*\)\s*message\s*\(\s*FATAL_ERROR",
+    re.IGNORECASE,
+)
+
+
+class CMakeExtension(NamedTuple):
+    """An extension that the project can build for CUDA.
+
+    Attributes:
+        destination: its folder in the wheel.
+        host_only: whether its language is C++, so that it has no device code.
+        abi3: whether it uses the limited API, and is named so.
+        declared_in: the CMake file that defines it.
+    """
+
+    name: str
+    destination: str
+    host_only: bool
+    abi3: bool
+    declared_in: str
+
+    @property
+    def member(self) -> str:
+        """Its name in the wheel."""
+        return f"{self.destination}/{self.name}.abi3.so"
+
+
+def oldest_gxx(files: Mapping[str, str]) -> str:
+    """Return the oldest version of g++ with which the project lets itself be configured for CUDA.
+
+    The highest of the versions below which a file ends with an error; empty where none does.
+
+    Args:
+        files: text by path in upstream's tree; see `is_cmake_file`.
+    """
+    texts = (without_comments(text) for path, text in files.items() if is_cmake_file(path))
+    stated = (version for text in texts for version in _REFUSED_GXX.findall(text))
+    return max(stated, key=lambda version: tuple(map(int, version.split("."))), default="")
+
+
+def read_extensions(files: Mapping[str, str]) -> dict[str, CMakeExtension]:
+    """Return the extensions by target, in the order of the files.
+
+    Args:
+        files: text by path in upstream's tree; see `is_cmake_file`.
+    """
+    found: dict[str, CMakeExtension] = {}
+    for path, text in sorted(files.items()):
+        if not is_cmake_file(path):
+            continue
+        for one in _extensions(path, _for_cuda(without_comments(text))):
+            found.setdefault(one.name, one)
+    return found
+
+
+def listed_files(name: str, text: str) -> tuple[str, ...]:
+    """Return the files of the source *name* that the CMake file *text* lists, in its order.
+
+    These have to exist when the project is configured. A pattern lists none.
+    """
+    place = re.escape(f"${{{name}_SOURCE_DIR}}/")
+    literal = re.compile(rf"{place}([\w./+-]+\.(?:cc|cpp|cu|cxx|py))(?![\w*])")
+    return tuple(dict.fromkeys(literal.findall(_for_cuda(without_comments(text)))))
+
+
+def _extensions(path: str, text: str) -> Iterator[CMakeExtension]:
+    for call in _EXTENSION.finditer(text):
+        name, *arguments = call[1].replace('"', " ").split() or [""]
+        values = dict(itertools.pairwise(arguments))
+        if "$" not in name and "DESTINATION" in values:
+            yield CMakeExtension(
+                name=name,
+                destination=values["DESTINATION"],
+                host_only=values.get("LANGUAGE") == "CXX",
+                abi3="USE_SABI" in values,
+                declared_in=path,
+            )
+
+
+def _for_cuda(text: str) -> str:
+    """Return *text* without the branches for ROCm alone."""
+    kept, position = [], 0
+    stack: list[bool] = []  # for each open `if`: whether its present branch is for ROCm
+    for branch in _BRANCH.finditer(text):
+        if not any(stack):
+            kept.append(text[position : branch.start()])
+        position = branch.end()
+        word = branch[1].lower()
+        if word == "if":
+            stack.append(_is_rocm(branch[2]))
+        elif stack and word == "endif":
+            stack.pop()
+        elif stack:
+            stack[-1] = word == "elseif" and _is_rocm(branch[2])
+    return "".join([*kept, text[position:]])
+
+
+def _is_rocm(condition: str) -> bool:
+    return _FOR_ROCM.search(condition) is not None and not re.search(r"\b(?:OR|NOT)\b", condition)
+
+
+# Paths that the project reads ---------------------------------------------------------------------
+
+# Taken from ``CMakeLists.txt`` and ``cmake/``: every file that they compile, run, include or generate from
+# is under ``csrc/`` or ``cmake/`` themselves, but for one script that links DeepGEMM's extension. They
+# write only copies for the Python package below ``vllm/``.
+#
+# ``setup.py`` and ``rust/`` do not decide these extensions. ``setup.py`` starts CMake with the interpreter,
+# build type and target device, all of which a native build sets itself, and compiles the Rust parts;
+# both still decide other binaries of the wheel, so the wheel's own table counts them as native too.
+CMAKE_PATHS = (r"csrc/.*", r"cmake/.*", r"CMakeLists\.txt", r"tools/build_deepgemm_C\.py")
+"""Patterns of whole paths, relative to the repository's root."""
+
+_READ = re.compile("|".join(CMAKE_PATHS))
+
+
+def read_by_cmake(path: str) -> bool:
+    """Tell if the extensions are compiled from *path*, relative to the repository's root."""
+    return _READ.fullmatch(path) is not None

@@ -27,8 +27,8 @@ from sparkwright.base.machine import look
 from sparkwright.base.process import run
 from sparkwright.git import Repository
 from sparkwright.lock import Lock
+from sparkwright.lock.cmake import read_by_cmake
 from sparkwright.lock.native import ExtensionSpec, NativePin, SourcePin
-from sparkwright.lock.native_paths import read_by_cmake
 from sparkwright.native.compile import CompileJob, Finished, run_jobs
 from sparkwright.native.configure import (
     asked_of_cmake,

@@ -14,7 +14,7 @@ from sparkwright.base.errors import FetchError, LockMismatchError, WheelError
 from sparkwright.base.events import task
 from sparkwright.lock import Artifact
 from sparkwright.lock.bump import Decision
-from sparkwright.lock.coherence import CUDA_RELEASE, exact_pins
+from sparkwright.lock.check import CUDA_RELEASE, exact_pins
 from sparkwright.lock.native import Package, Toolkit
 from sparkwright.native.packages import measured_tree, require_folders
 from sparkwright.upstream import Access, fetch_members

@@ -1,21 +1,31 @@
-"""The Python environment that probes run in.
+"""Where probes run: the Python environment, and trees on disk that they import from.
 
 Probes import vLLM's own modules, which want torch and a dozen other packages. Those live in an
-environment of their own, made once and kept in the store, so that the tool itself stays small.
+environment of their own, made once and kept in the store, so that the tool itself stays small. Trees are
+read-only, kept in the store, checked before and after.
+
+Importing vLLM compiles hundreds of modules, and two trees differ in a handful. So every file gets one
+fixed time, Python's bytecode is kept beside the trees, and a new tree starts with the bytecode of
+another one for the files that both have.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import stat
 import sys
 import sysconfig
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import EnvironmentSetupError, NotInStoreError, ProcessError
-from sparkwright.base.events import task
+from sparkwright.base.events import task, warn
 from sparkwright.base.process import install_packages, make_venv, run
+from sparkwright.git import Repository, check_out, make_read_only
 from sparkwright.store import Store, remove_tree
 
 _SHOWN = ("torch", "triton", "numpy")
@@ -88,3 +98,115 @@ def describe_environment(python: Path) -> dict[str, str]:
     """Return versions of the interpreter and the packages that matter to a verdict."""
     versions: dict[str, str] = json.loads((python.parents[1] / _READY).read_text(encoding="utf-8"))
     return versions
+
+
+# Trees --------------------------------------------------------------------------------------------
+
+_KIND = "tree-fingerprint"
+_MOMENT_NS = 946_684_800 * 10**9
+
+
+def tree_folder(
+    store: Store, repository: Repository, tree: str, *, under: str, like: str | None = None
+) -> Path:
+    """Return a folder with the files of *tree* below *under*; made once, remade when it was touched.
+
+    Args:
+        store: where it is kept.
+        repository: where the tree is.
+        tree: its id.
+        under: the folder of the tree that is wanted; the whole tree if empty.
+        like: id of another tree, whose bytecode is taken over for files that are the same.
+    """
+    folder = store.trees / (f"{tree}-{under}" if under else tree)
+    key = folder.name
+    with store.lock(f"tree-{key}", f"the checked-out tree {tree[:12]}"):
+        recorded = store.find_record(_KIND, key)
+        if folder.is_dir():
+            if recorded is None or recorded.get("fingerprint") != fingerprint(folder):
+                warn(f"the checked-out tree {tree[:12]} was changed; it is written again")
+                remove_tree(folder)
+            elif store.claim(folder):
+                return folder
+        with task(f"check out {tree[:12]}"), store.scratch() as scratch:
+            fresh = scratch / "tree"
+            check_out(repository, tree, fresh, under=under)
+            _fix_times(fresh)
+            make_read_only(fresh)
+            # Recorded first: killed in between, the folder is missing and not under suspicion.
+            store.put_record(_KIND, key, {"fingerprint": fingerprint(fresh)})
+            remove_tree(store.bytecode_of(folder))
+            if like is not None:
+                differing = set(repository.changed(like, tree))
+                _take_over_bytecode(store, store.trees / f"{like}-{under}", folder, differing)
+            fresh.chmod(0o755)  # renaming a folder needs the right to write to it
+            store.publish_folder(fresh, folder)
+            folder.chmod(0o555)
+    return folder
+
+
+def part_of(repository: Repository, tree: str, names: Sequence[str]) -> str:
+    """Return id of the tree that has only those of *names* at its top that *tree* has there."""
+    top = repository.objects.node(tree)
+    entries = {name: top[name] for name in names if name in top}
+    return repository.objects.edit(None, entries) or repository.objects.write("tree", b"")
+
+
+def _fix_times(folder: Path) -> None:
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(parent, name)  # noqa: PTH118 - thousands of files
+            os.utime(path, ns=(_MOMENT_NS, _MOMENT_NS), follow_symlinks=False)
+
+
+def bytecode_folder(store: Store) -> Path:
+    """Return where Python keeps bytecode of what probes import (``-X pycache_prefix``)."""
+    return store.bytecode
+
+
+def forget_bytecode(store: Store, folder: Path) -> None:
+    """Remove the bytecode of the modules in *folder*, whose files people edit.
+
+    Python compares size and second of change alone, so that a file written twice in a second runs as it was.
+    """
+    for path in store.bytecode_of(folder).glob("*.pyc"):
+        path.unlink(missing_ok=True)
+
+
+def share_bytecode(store: Store, repository: Repository, trees: Sequence[str], *, under: str) -> None:
+    """Give each of two *trees* the bytecode that the other one has of files that are alike in both."""
+    one, other = trees
+    if one == other:
+        return
+    differing = set(repository.changed(one, other))
+    folders = [store.trees / f"{tree}-{under}" for tree in trees]
+    _take_over_bytecode(store, folders[0], folders[1], differing)
+    _take_over_bytecode(store, folders[1], folders[0], differing)
+
+
+def _take_over_bytecode(store: Store, old: Path, new: Path, differing: set[str]) -> None:
+    """Link the bytecode of files that both trees have; one that differs is compiled when imported."""
+    source, target = store.bytecode_of(old), store.bytecode_of(new)
+    for path in source.rglob("*.pyc"):
+        module = path.relative_to(source)
+        link = target / module
+        if (
+            not link.exists()
+            and module.with_name(f"{module.name.split('.')[0]}.py").as_posix() not in differing
+        ):
+            link.parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError, FileNotFoundError):  # a run wrote or replaced it
+                link.hardlink_to(path)
+
+
+def fingerprint(folder: Path) -> str:
+    """Return a digest of path and mode, and but for folders of size and time of change, below *folder*."""
+    found = []
+    for parent, folders, names in os.walk(folder):
+        folders.sort()
+        place = os.path.relpath(parent, folder)
+        for name in sorted([*names, *folders]):
+            state = os.lstat(os.path.join(parent, name))  # noqa: PTH118 - thousands of files
+            size, changed = (0, 0) if stat.S_ISDIR(state.st_mode) else (state.st_size, state.st_mtime_ns)
+            found.append([place, name, size, state.st_mode, changed])
+    return digest_of(found)

@@ -30,9 +30,8 @@ from sparkwright.probe.proof import (
     proof_key,
     read_proofs,
 )
-from sparkwright.probe.resource import ProbeResource
 from sparkwright.probe.runner import ProbeReport, harness_sources, run_probe
-from sparkwright.probe.setup import PACKAGE, ProbeSetup, Trees, facilities_of
+from sparkwright.probe.setup import PACKAGE, ProbeResource, ProbeSetup, Trees, facilities_of
 from sparkwright.store import Store
 
 _KIND = "proof"

@@ -24,10 +24,9 @@ from sparkwright.base.errors import ProofError
 from sparkwright.base.events import task
 from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
 from sparkwright.git import Repository
-from sparkwright.probe.environment import environment_key, prepare_environment
+from sparkwright.probe.environment import environment_key, part_of, prepare_environment, tree_folder
 from sparkwright.probe.pool import child_folder, environment, interpreter
 from sparkwright.probe.runner import metadata_folder
-from sparkwright.probe.trees import part_of, tree_folder
 from sparkwright.store import Store
 
 LIMIT = 99 << 10

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from sparkwright.base.process import ProcessLimits, Running, start, watch
-from sparkwright.probe.trees import bytecode_folder
+from sparkwright.probe.environment import bytecode_folder
 from sparkwright.store import Store
 
 

@@ -17,10 +17,10 @@ import msgspec
 from sparkwright.base.config import Model, decode_json
 from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
 from sparkwright.carries import ProbeSpec
+from sparkwright.probe.environment import fingerprint, forget_bytecode
 from sparkwright.probe.pool import ProbePool, child_folder, environment, interpreter
 from sparkwright.probe.proof import DISTURBED, STOPPED, ProbeRun
-from sparkwright.probe.resource import ENVIRONMENT_NAME, ProbeInput
-from sparkwright.probe.trees import fingerprint, forget_bytecode
+from sparkwright.probe.setup import ENVIRONMENT_NAME, ProbeInput
 from sparkwright.store import Store, remove_tree
 
 _CHILD = ("harness.py", "probekit.py")

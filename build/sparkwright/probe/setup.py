@@ -1,4 +1,9 @@
-"""The setup of a probe's two runs: an interpreter, two folders, and the input of the child."""
+"""The setup of a probe's two runs: an interpreter, two folders, and the input of the child.
+
+A probe of how kernels are compiled needs a toolchain, and finding or making one is another package's work:
+so the pipeline passes the providers in, and this package requires no more of them than `ProbeResource`. The
+child gets one JSON file, named by an environment variable; ``child/buildkit.py`` reads it.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,20 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Protocol
 
+from sparkwright.base.digests import to_json
 from sparkwright.base.errors import ToolError
 from sparkwright.carries import Carry, ProbeSpec
 from sparkwright.git import Repository
 from sparkwright.merge import MergedSource
-from sparkwright.probe.environment import describe_environment, prepare_environment
-from sparkwright.probe.resource import ProbeInput, ProbeResource
-from sparkwright.probe.trees import part_of, share_bytecode, tree_folder
+from sparkwright.probe.environment import (
+    describe_environment,
+    part_of,
+    prepare_environment,
+    share_bytecode,
+    tree_folder,
+)
 from sparkwright.store import Store
 
 PACKAGE = "vllm"
@@ -131,3 +142,52 @@ def facilities_of(spec: ProbeSpec, known: Mapping[str, ProbeResource]) -> dict[s
                 next_step="prove it where kernels are compiled: --kernels native",
             )
     return {name: known[name] for name in spec.needs}
+
+
+ENVIRONMENT_NAME = "SPARKWRIGHT_FACILITIES"
+
+
+class ProbeResource(Protocol):
+    """Something that probes may need; made by the plan."""
+
+    @property
+    def key(self) -> str:
+        """Return digest of what decides a verdict here, and of no machine: a part of the proof's key.
+
+        It is asked for when nothing may be fetched, so it comes from the lock.
+        """
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Return files and folders at the top of upstream's tree that the probe gets, such as ``csrc``."""
+
+    def describe(self) -> Mapping[str, Any]:
+        """Return what the child is told, JSON-ready; what it names is made when it is not there yet.
+
+        Raises:
+            SparkwrightError: it cannot be had.
+        """
+
+    def versions(self) -> Mapping[str, str]:
+        """Return versions for the proof's record; asked for after `describe`."""
+
+
+@dataclass(frozen=True)
+class ProbeInput:
+    """The input of a run, for the child.
+
+    Attributes:
+        facilities: what each facility says of itself.
+        trees: folders by their place in a build's folder, as ``here`` (under test) and ``pristine``.
+    """
+
+    facilities: Mapping[str, Mapping[str, Any]]
+    trees: Mapping[str, Mapping[str, Path]]
+
+    def to_json(self) -> bytes:
+        """Return the file that the child reads."""
+        trees = {
+            place: {which: str(folder) for which, folder in folders.items()}
+            for place, folders in self.trees.items()
+        }
+        return to_json({"facilities": self.facilities, "trees": trees})

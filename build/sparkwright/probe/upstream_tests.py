@@ -29,10 +29,15 @@ from sparkwright.base.errors import ConfigError, EnvironmentSetupError, NotInSto
 from sparkwright.base.events import task
 from sparkwright.base.process import LimitsExceeded, ProcessLimits, install_packages
 from sparkwright.git import Repository
-from sparkwright.probe.environment import environment_key, prepare_environment, requirements
+from sparkwright.probe.environment import (
+    environment_key,
+    part_of,
+    prepare_environment,
+    requirements,
+    tree_folder,
+)
 from sparkwright.probe.pool import ProbePool, environment
 from sparkwright.probe.runner import write_metadata
-from sparkwright.probe.trees import part_of, tree_folder
 from sparkwright.probe.upstream_choice import choose_tests
 from sparkwright.store import Store, remove_tree, storing, write_atomically
 

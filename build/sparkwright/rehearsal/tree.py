@@ -22,7 +22,7 @@ from sparkwright.lock import Artifact
 from sparkwright.lock.native import Package
 from sparkwright.native.packages import unpack_package
 from sparkwright.pipeline import Job
-from sparkwright.probe.trees import fingerprint
+from sparkwright.probe.environment import fingerprint
 from sparkwright.rehearsal.environment import (
     add_below,
     prepare_environment,

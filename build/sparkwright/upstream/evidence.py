@@ -17,7 +17,7 @@ from sparkwright.base.events import emit
 from sparkwright.git import list_remote
 from sparkwright.lock import LOCK_FORMAT, Artifact, Lock
 from sparkwright.lock.bump import Bumped, rewrite, successor
-from sparkwright.lock.coherence import CudaEvidence
+from sparkwright.lock.check import CudaEvidence
 from sparkwright.lock.native import Package
 from sparkwright.lock.statements import (
     VERSION_FILE,

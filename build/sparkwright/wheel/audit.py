@@ -194,7 +194,7 @@ def _all(
     archive: Archive, expectation: Expectation, *, ours: bool
 ) -> tuple[tuple[AuditCheck, ...], _Kernels]:
     """Run every check but the one of upstream's digest, which other threads compute meanwhile."""
-    floor = expectation.floor or floor_of(expectation.lock.release.requires_python)
+    floor = floor_of(expectation.lock.release.requires_python)
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sparkwright-audit-")))
         try:

@@ -50,8 +50,6 @@ class Expectation:
         changes: every path that the merge changed, as for `AssemblyPlan`; `None` without a merge,
             which skips the checks that need one.
         version: the version that the wheel should have, or `None` for any of the release.
-        floor: the oldest Python that its code has to compile for, such as ``3.10``; `None` for
-            the oldest that the release supports.
         native: tools to inspect binaries with; `None` skips the checks that need them.
         record: the expected files of the wheel's record but `PROVIDERS`, by name, as JSON values;
             `None` for a file that cannot be computed here, and for all without a merge.
@@ -66,7 +64,6 @@ class Expectation:
     lock: Lock
     changes: Mapping[str, bytes | None] | None = None
     version: str | None = None
-    floor: str | None = None
     native: NativeExpectation | None = None
     record: Mapping[str, Any] | None = None
     compiled: Mapping[str, Extension] = field(default_factory=dict)

@@ -15,7 +15,7 @@ from typing import Literal
 
 from sparkwright.base.errors import WheelError
 from sparkwright.base.members import name_fault
-from sparkwright.lock.native_paths import CMAKE_PATHS
+from sparkwright.lock.cmake import CMAKE_PATHS
 from sparkwright.wheel.source import StockWheel, entry_of
 from sparkwright.wheel.stamp import VERSION_FILE
 
