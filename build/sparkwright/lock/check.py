@@ -1,8 +1,8 @@
 """Compare ``upstream.lock`` with the files of the release, and its ``[native]`` tables with the rest.
 
 Nothing in it is taken on trust. No file of the release repeats ``[native]``, so that is compared with the
-rest of the lock and itself, and the versions of the CUDA packages with the requirements of torch and of CUDA's own
-release package.
+rest of the lock and itself, and the versions of the CUDA packages with the requirements of torch and of
+CUDA's own release package.
 """
 
 from __future__ import annotations
