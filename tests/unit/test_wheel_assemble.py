@@ -12,6 +12,7 @@ import pytest
 import wheelkit
 
 from sparkwright.base import errors, events
+from sparkwright.base.config import to_builtins
 from sparkwright.wheel import AssemblyPlan, BinarySource, assemble
 
 OURS = "0.24.0+spark.1a2b3c4d"
@@ -92,7 +93,7 @@ def test_each_binary_names_its_provider(plan: AssemblyPlan, tmp_path: Path) -> N
         "member": "vllm/vllm-rs", "sha256": hashlib.sha256(content).hexdigest(), "size": len(content),
         "provider": "upstream-wheel", "from": plan.upstream_wheel.name,
     }  # fmt: skip
-    assert [provider.to_json() for provider in built.providers] == listed
+    assert to_builtins(built.providers) == listed
 
 
 def test_a_binary_from_elsewhere_replaces_upstreams(plan: AssemblyPlan, tmp_path: Path) -> None:
