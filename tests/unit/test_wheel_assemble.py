@@ -93,7 +93,7 @@ def test_each_binary_names_its_provider(plan: AssemblyPlan, tmp_path: Path) -> N
         "member": "vllm/vllm-rs", "sha256": hashlib.sha256(content).hexdigest(), "size": len(content),
         "provider": "upstream-wheel", "from": plan.upstream_wheel.name,
     }  # fmt: skip
-    assert to_builtins(built.providers) == listed
+    assert to_builtins(list(built.providers)) == listed
 
 
 def test_a_binary_from_elsewhere_replaces_upstreams(plan: AssemblyPlan, tmp_path: Path) -> None:
