@@ -29,7 +29,6 @@ class Decision(NamedTuple):
     """A value of the lock that no program can settle.
 
     Attributes:
-        key: dotted key in the lock.
         why: what is open, and what holds until it is settled.
         command: shows the reason.
     """
@@ -45,7 +44,6 @@ class Bumped:
 
     Attributes:
         text: the new text of ``upstream.lock``.
-        lock: the same, parsed.
         changes: the values that differ from the old lock.
         notes: remarks for the user: sources that are new or gone, values that could not be verified.
         decisions: what a person has to decide before kernels are compiled.

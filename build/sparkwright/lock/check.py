@@ -70,7 +70,6 @@ class Unconfirmed(NamedTuple):
     """A value of the lock of which only the beginning was verified.
 
     Attributes:
-        key: dotted key in the lock.
         stated: the part of it that the release states.
         rest: the remaining digits in the lock, which may be wrong.
     """
@@ -174,7 +173,6 @@ class CudaEvidence:
     """The metadata of the packages that pin CUDA's version.
 
     Attributes:
-        torch: METADATA of the pinned torch.
         release: METADATA of the package that ``native.toolkit.release`` names.
     """
 

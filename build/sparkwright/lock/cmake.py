@@ -35,9 +35,6 @@ class Pin(NamedTuple):
     """A git source that the project downloads.
 
     Attributes:
-        repository: its address, as stated.
-        ref: tag or commit, as stated.
-        declared_in: the file that states it.
         override: environment variable that names a local copy instead.
     """
 
@@ -140,10 +137,8 @@ class CMakeExtension(NamedTuple):
     """An extension that the project can build for CUDA.
 
     Attributes:
-        destination: its folder in the wheel.
         host_only: whether its language is C++, so that it has no device code.
         abi3: whether it uses the limited API, and is named so.
-        declared_in: the CMake file that defines it.
     """
 
     name: str

@@ -73,7 +73,6 @@ class Statement(NamedTuple):
     """The value that one file states for one key of the lock.
 
     Attributes:
-        key: dotted key in the lock.
         value: what the file states; `None` if it does not, and should.
         witness: the file, and the reason where it states nothing.
     """

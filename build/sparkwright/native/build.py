@@ -70,9 +70,6 @@ class Builder:
     """The settings of a build that do not change its result.
 
     Attributes:
-        store: holds the results.
-        repository: holds the sources' trees.
-        logs: folder for one log a unit.
         jobs: most compilers at once; by default as many as cores and memory allow.
         keep_going: whether to compile the other units when one fails.
         isolation: command prefix of every tool, such as one that removes the network.
@@ -120,7 +117,6 @@ class Forecast:
     """The expected cost of building an extension, by the costs of earlier builds.
 
     Attributes:
-        units: number of its units.
         missing: number of units without an object in the store.
         seconds: CPU time that these are expected to take.
     """

@@ -92,10 +92,8 @@ class NextSources:
 
     Attributes:
         access: where trees come from and go to.
-        lock: the new pin.
         texts: its CMake files by path.
         copies: the user's git repositories that have the commit, by source.
-        decisions: what is left to a person.
         listings: the CMake files of the sources that were read, by source.
     """
 
@@ -259,11 +257,6 @@ def next_extensions(
 
     An extension without device code that the project itself defines is added; one that is defined nowhere
     any more goes. What a new extension with device code is compiled from, a person has to read.
-
-    Args:
-        lock: the new pin.
-        sources: its sources.
-        old: the present extensions.
     """
     declared = read_extensions(sources.texts)
     kept: dict[str, ExtensionSpec] = {}

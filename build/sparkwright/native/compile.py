@@ -48,11 +48,7 @@ class CompileJob:
 
     Attributes:
         name: the unit's name, unique in a build.
-        argv: program and arguments.
-        cwd: its working folder.
-        env: its whole environment.
         output: the object file; an incomplete one is removed.
-        log: file for its command and output.
     """
 
     name: str
@@ -69,7 +65,6 @@ class Finished:
     """A unit that compiled.
 
     Attributes:
-        job: the compiler call.
         seconds: wall-clock time.
         attempts: number of times that it was started.
     """
@@ -89,7 +84,6 @@ class CompileReport:
         seconds: wall-clock time.
         cpu_seconds: CPU time of all compilers that ended by themselves.
         peak_mib: most resident memory of all compilers together.
-        most_jobs: most units at once.
         stopped: units that were stopped because memory was short, and done again.
         retried: units that ran out of memory and were tried again alone.
     """

@@ -41,7 +41,6 @@ class UnitCosts:
     """Expected costs of units, learned from builds.
 
     Attributes:
-        target: machine and card of the build.
         seeds: seconds and MiB by unit name, from the lock.
         host: machine that compiles, such as ``x86_64``.
     """

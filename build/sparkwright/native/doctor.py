@@ -41,7 +41,6 @@ class MachineCheck:
 
     Attributes:
         verdict: ``to do`` for a requirement of native kernels only that is missing.
-        remedy: the step that mends it.
     """
 
     what: str

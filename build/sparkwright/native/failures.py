@@ -49,7 +49,6 @@ class Diagnosis:
     """The cause of a unit's failure.
 
     Attributes:
-        cause: kind of failure.
         detail: evidence for the cause, as a clause.
         lines: the first lines of its output that report an error.
     """
@@ -130,9 +129,7 @@ class CompileFailure:
     Attributes:
         diagnosis: the cause; `None` if its compiler could not be started.
         peak_mib: most memory that it was seen to use.
-        before: the machine when it was started.
         after: the machine when it had failed, if it failed for want of memory.
-        error: the error of starting its compiler.
     """
 
     unit: str

@@ -35,11 +35,7 @@ M = TypeVar("M", bound=Model)
 
 
 class Inspection(Model, frozen=True):
-    """The facts of a binary.
-
-    Attributes:
-        elf: its dynamic section and symbols.
-    """
+    """The facts of a binary."""
 
     elf: ElfFacts
     device: DeviceCode
@@ -60,7 +56,6 @@ class Inspector:
     """Inspects binaries, each only once for a store.
 
     Attributes:
-        store: caches the results.
         cuobjdump: returns the program; called only when a binary has to be inspected.
     """
 

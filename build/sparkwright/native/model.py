@@ -41,7 +41,6 @@ class Toolchain:
         torch: the target's ``torch`` package folder, of which headers, libraries and CMake files are used.
         stand_in: folder with a package ``torch`` that answers CMake's queries of torch.
         cc: C compiler whose output runs on the target.
-        cxx: the same for C++.
         python: interpreter that CMake runs its scripts with.
         python_include: headers of the limited API.
         cross: whether the target's machine is another than this one.
@@ -97,8 +96,6 @@ class Inputs:
     Attributes:
         tree: git id of the merged tree in the store's repository.
         sources: dependencies' sources by name.
-        toolchain: the compilers and libraries.
-        target: the machine and card.
     """
 
     tree: str
@@ -111,7 +108,6 @@ class Unit(Model, frozen=True):
     """One compiler call.
 
     Attributes:
-        target: the extension that it belongs to.
         source: file to compile, relative to the work folder.
         output: object file, relative to the work folder.
         argv: the command, with `WORK` for the work folder, run in ``build/``; it names no dependency file.
@@ -150,7 +146,6 @@ class Configuration(Model, frozen=True):
     """The result of configuring: every command, and the generated files.
 
     Attributes:
-        units: compiler calls.
         links: one for each extension that can be built.
         generated: files that configuring wrote into the source tree, by path there, as git blob ids.
     """
@@ -184,8 +179,6 @@ class Extension(Model, frozen=True):
     """A finished extension in the store.
 
     Attributes:
-        target: CMake's name for it.
-        sha256: digest of the file.
         size: in bytes.
         arches: number of units that compile to each device code, as for `Unit`.
     """

@@ -27,12 +27,7 @@ Hold = Literal["", "jobs", "memory", "pressure", "alone"]
 
 @dataclass(frozen=True)
 class Waiting:
-    """A unit that is to be compiled.
-
-    Attributes:
-        name: its name, unique in a build.
-        alone: whether nothing may run beside it.
-    """
+    """A unit that is to be compiled."""
 
     name: str
     expected: Cost
@@ -45,8 +40,6 @@ class Active:
 
     Attributes:
         expected: what it is expected to take in all.
-        elapsed: seconds since it was started.
-        resident_mib: memory that it uses now.
         alone: whether nothing may be started beside it.
     """
 
@@ -67,7 +60,6 @@ class JobLimits:
     """The resources that a build may use.
 
     Attributes:
-        jobs: most units at once.
         reserve_mib: memory that is left to everything else.
         high: memory pressure at which nothing is started while anything runs.
         critical: memory pressure at which the youngest of several units is stopped.
@@ -84,7 +76,6 @@ class Decision:
     """The next step of the schedule.
 
     Attributes:
-        start: the unit to start, if any.
         stop: the unit to stop and restart later, if any.
         hold: what prevents the start of the next unit, if anything.
         reason: the same in words.
@@ -164,10 +155,7 @@ class Plan:
     """The expected course of a build.
 
     Attributes:
-        limits: the resources that it may use.
-        jobs: expected number of units at once.
         reason: the reason that there are no more.
-        seconds: expected duration.
     """
 
     limits: JobLimits

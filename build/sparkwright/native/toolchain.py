@@ -54,7 +54,6 @@ class _Recipe:
     """The parts of a toolchain, before any of it is fetched.
 
     Attributes:
-        native: the lock's tables.
         target: the machine and card of the build.
         python: interpreter that CMake runs its scripts with.
         torchless: whether nothing that is compiled includes or links torch.

@@ -50,11 +50,7 @@ def native_tree(repository: Repository, inputs: Inputs, pins: Mapping[str, Sourc
 
 @dataclass(frozen=True)
 class Workspace:
-    """A folder laid out for a build; see `sparkwright.native`.
-
-    Attributes:
-        toolchain: the targets of its links.
-    """
+    """A folder laid out for a build; see `sparkwright.native`."""
 
     root: Path
     toolchain: Toolchain

@@ -32,7 +32,6 @@ class Checkout:
     """The folder that holds ``upstream.lock``, ``patchsets/`` and ``carries/``, seen by one series.
 
     Attributes:
-        lock: the pin of the series.
         lock_name: path of its file, relative to `root`.
     """
 

@@ -33,10 +33,6 @@ class Job:
     """A build spec to make into a wheel, and what that takes.
 
     Attributes:
-        checkout: the clone of the project.
-        options: the user's choices.
-        repository: the store's git repository.
-        source: the origin of upstream's tree.
         facilities: resources that probes may need, by name.
         pool: makes the runs of probes, where there are many.
         cluster: other machines that compile; this one does if there are none.

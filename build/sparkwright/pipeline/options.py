@@ -26,7 +26,6 @@ class TargetOptions:
         patchset: name of the patchset's file; the series' own if it is empty.
         platform: machine that the wheel is for: a key of the lock's wheels.
         source: origin of upstream's tree: ``index``, ``git``, an address or a folder.
-        kernels: origin of compiled code.
         arch: architecture that kernels are compiled for; the lock's by default.
     """
 
@@ -62,10 +61,8 @@ class BuildOptions(TargetOptions):
     Attributes:
         out: folder for the wheel and its index; see `sparkwright.publish.dist_folder` for the default.
         allow_unproved: carries that may go in without a proof.
-        offline: use no network.
         require_native: with native kernels, refuse an extension that cannot be compiled instead of taking
             upstream's.
-        compiling: options of the compilation.
     """
 
     out: Path | None = None

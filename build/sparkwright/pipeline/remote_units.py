@@ -40,10 +40,8 @@ class UnitsRequest(Model, frozen=True):
     """Units to compile, one after the other.
 
     Attributes:
-        machine, arch: the target.
         tree: git id of the tree that is compiled.
         units: the units, each with its expected cost.
-        isolate: tools run without a network.
     """
 
     lock: Lock
@@ -59,9 +57,6 @@ class UnitResult(Model, frozen=True):
     """A unit that compiled, or was refused by the compiler.
 
     Attributes:
-        name: the unit's.
-        sha256, size: its object, in the store.
-        cost: CPU time and memory.
         seconds: wall-clock time.
         record: the record of the unit cache; `None` where the unit cannot be cached.
         error: class and parts of the error, and the compiler's output; empty if it compiled.
@@ -81,9 +76,7 @@ class RemoteCompiler:
     """Compiles on other machines.
 
     Attributes:
-        repository: holds the trees.
         logs: folder for the logs of units that failed.
-        isolate: tools run without a network.
         keep_going: compile the other units when one fails.
     """
 

@@ -25,7 +25,6 @@ class PlannedStep:
         state: ``in store``, ``to do``, or ``waits`` for an earlier step.
         detail: the work that is left, as far as earlier builds allow an estimate; mostly empty.
         evidence: of a step that proves a carry, what stands behind its outcome; see `evidence_of`.
-        compiles: whether the step compiles an extension.
         code: of such a step, the number of units by device code; `None` while that is unknown.
         warning: how the card runs an extension that gets no code for the card itself; mostly empty.
     """

@@ -23,7 +23,6 @@ class ToolchainResource:
 
     Attributes:
         lock: the pin with its ``[native]`` tables.
-        platform: machine of the host code.
         access: the store and network settings for packages and sources.
     """
 

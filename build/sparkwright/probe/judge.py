@@ -54,9 +54,6 @@ class Prover:
 
     Attributes:
         store: where checked-out trees, environments and earlier proofs are.
-        repository: where the trees' objects are.
-        pristine: id of the pristine tree.
-        merged: id of the merged tree.
         version: the upstream version that both are of.
         offline: whether the environment may not be made.
         sources: dependencies' sources that carries change, with the carries in them.

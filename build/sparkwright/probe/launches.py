@@ -41,7 +41,6 @@ class KernelLaunch(Model, frozen=True):
     """One configuration of a kernel and what it takes, or why it could not be compiled.
 
     Attributes:
-        kernel: module and name.
         origin: what was asked for, or the test of upstream's that launches it.
         tuning: the autotuned launch that it is one configuration of; 0 for none.
         spills: bytes a thread, stored and loaded.
@@ -70,10 +69,8 @@ class KernelReport(Model, frozen=True):
     """The launches of one tree, and the functions and wrappers that they come from.
 
     Attributes:
-        triton: the version that compiled.
         functions: all with ``triton.jit``: their files, and why no recipe comes to them, if that is known.
         failed: what could not be asked of upstream's wrappers, and why.
-        fresh: how many were compiled now.
         launches: by the digest of all that decides the code.
     """
 
@@ -129,7 +126,6 @@ class KernelSurvey:
 
     Attributes:
         store: where trees, the environment of probes and earlier results are.
-        repository: where the trees' objects are.
         offline: whether the environment may not be made.
         launches: the file with what is asked of upstream's wrappers; that of the recipes by default.
         tests: whether upstream's tests are called for their launches too.

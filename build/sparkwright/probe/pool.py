@@ -97,7 +97,6 @@ class ProbePool:
     Where its block ends, runs and servers are ended too.
 
     Attributes:
-        store: for scratch folders and bytecode.
         most: most runs at a time; as many as there are cores by default.
         memory_mib: memory that the limits of all runs at a time may add up to; what is free by default.
         preload: whether to fork processes that have imported torch.

@@ -77,12 +77,7 @@ class Proof(Model, frozen=True):
     """A judged pair of runs.
 
     Attributes:
-        format: version of the file's format.
-        carry: the carry's name.
         key: digest of all that the proof hangs on.
-        verdict: what the runs mean together.
-        pristine: the run on the pristine tree.
-        merged: the run on the merged tree.
         touched: the files of upstream's that it hangs on.
         environment: versions of the interpreter and the packages that matter.
     """

@@ -37,7 +37,6 @@ class ProbeTree:
     """One run's place.
 
     Attributes:
-        tree: the folder under test.
         subject: what the child is told, where the probe needs something from the outside.
     """
 
@@ -61,13 +60,7 @@ class ProbeSetup:
 
 @dataclass(frozen=True)
 class Trees:
-    """Makes benches for one pair of trees.
-
-    Attributes:
-        store: where folders and environments are.
-        pristine: id of the pristine tree.
-        merged: id of the merged tree.
-    """
+    """Makes benches for one pair of trees."""
 
     store: Store
     repository: Repository
@@ -177,7 +170,6 @@ class ProbeInput:
     """The input of a run, for the child.
 
     Attributes:
-        facilities: what each facility says of itself.
         trees: folders by their place in a build's folder, as ``here`` (under test) and ``pristine``.
     """
 

@@ -100,7 +100,6 @@ class UpstreamTests(Model, frozen=True):
     """The result of upstream's tests on a merged tree.
 
     Attributes:
-        format: version of the file's format.
         key: digest of all that it hangs on.
         files: how many files of tests touch what the patchset changes.
         passed: how many tests pass on both trees.
@@ -218,13 +217,8 @@ class UpstreamGate:
 
     Attributes:
         store: where trees, environments and earlier results are.
-        repository: where the trees' objects are.
-        pristine: id of the pristine tree.
-        merged: id of the merged tree.
         version: the upstream version that both are of.
-        pool: makes the runs.
         isolate: start of a command that keeps a process off the network.
-        offline: whether no package may be fetched.
     """
 
     store: Store

@@ -32,7 +32,6 @@ class IndexSettings:
 
     Attributes:
         index_url: the index's base address; empty for the library's default.
-        extra_index_urls: further indexes, asked after it.
         cert: file or folder of certificates to trust; empty for the system's choice.
         trusted_hosts: hosts, with or without a port, that may be asked without encryption.
         offline: fetch nothing, and report what is missing instead.

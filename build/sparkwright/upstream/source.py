@@ -125,7 +125,6 @@ class GitSource:
     """A git remote that has the pinned commit.
 
     Attributes:
-        access: where what is fetched is kept.
         address: the remote's; empty for the one that the lock names.
     """
 

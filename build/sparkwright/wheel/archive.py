@@ -55,7 +55,6 @@ class WheelMember:
         compressed_size: size of its data in the archive, in bytes.
         size: size of its content, in bytes.
         mode: Unix file type and permissions; 0 where the archive states none.
-        start: offset of its local header.
         end: offset behind its data, and behind its data descriptor where it has one.
     """
 

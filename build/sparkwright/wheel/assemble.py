@@ -104,11 +104,7 @@ class BuiltWheel:
     Attributes:
         sha256: its digest, 64 hex digits.
         size: in bytes.
-        replaced: members whose content the merge changed.
-        added: members that the merge added.
-        removed: members that the merge deleted.
         not_shipped: changed paths that are no part of a wheel, such as tests and docs.
-        providers: the origin of each binary.
         left_out: binaries of upstream's wheel that are left out.
     """
 

@@ -59,11 +59,9 @@ class AuditReport:
     """The result of an audit.
 
     Attributes:
-        filename: the wheel's name.
         sha256: its digest, 64 hex digits.
         size: in bytes.
         kind: ``sparkwright`` for a wheel with a sparkwright record, ``upstream`` for one without.
-        compiled: whether it has natively built binaries.
         arch: the card that its kernels were judged for; empty if binaries were not inspected.
         binaries: each of its binaries, the largest first.
     """

@@ -45,8 +45,6 @@ class Expectation:
     """The inputs that the wheel is compared with.
 
     Attributes:
-        upstream_wheel: upstream's wheel for the same platform.
-        artifact: its entry in the lock.
         changes: every path that the merge changed, as for `AssemblyPlan`; `None` without a merge,
             which skips the checks that need one.
         version: the version that the wheel should have, or `None` for any of the release.
@@ -99,12 +97,9 @@ class BinaryReport:
     """One binary, for people.
 
     Attributes:
-        member: its name in the wheel.
         size: in bytes, unpacked.
         packed: in bytes, in the wheel.
         kernels: its kernels, counted for the card; all zero for one without device code.
-        cubins: number of cubins by architecture.
-        ptx: number of PTX modules by architecture.
     """
 
     member: str

@@ -45,7 +45,6 @@ class AuditCheck:
     Attributes:
         verdict: ``pass``, ``fail``, ``skipped``, or ``unverified`` where an input to compare a part of
             the wheel with is missing.
-        detail: description of the result, for people.
     """
 
     name: str
@@ -58,12 +57,10 @@ class AuditSubject:
     """The wheel under audit, and what it is compared with.
 
     Attributes:
-        name: the parts of its file name.
         facts: the facts of each member that was read.
         unknown: the other members, which are neither upstream's nor the merge's nor of the record.
         floor: the oldest Python that its code has to compile for.
         errors: member and reason of every syntax error at that floor.
-        ours: whether it has a sparkwright record.
         inspected: its inspected binaries; `None` if they were not inspected.
     """
 

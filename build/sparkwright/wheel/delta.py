@@ -25,9 +25,6 @@ class WheelDelta:
     """Changes of members; see `delta`.
 
     Attributes:
-        replaced: members with new content.
-        added: new members with their content.
-        removed: members that are deleted.
         not_shipped: changed paths that are no part of a wheel, such as tests and docs; sorted.
     """
 

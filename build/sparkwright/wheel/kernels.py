@@ -34,7 +34,6 @@ class BinaryKernels(Model, frozen=True):
     """One binary of the wheel.
 
     Attributes:
-        member: its name in the wheel.
         kernels: ``compiled`` for a natively built one, ``upstream`` for one out of upstream's wheel.
         key: the native key of a compiled one.
         asked: number of its units that are compiled for each device code: ``sm_121a``, ``compute_89``.
@@ -53,7 +52,6 @@ class ToolPackage(Model, frozen=True):
     """A package that binaries were compiled with.
 
     Attributes:
-        filename: its wheel's name.
         sha256: digest of that, 64 hex digits.
     """
 
@@ -75,8 +73,6 @@ class LeftOut(Model, frozen=True):
     """A binary of upstream's wheel that the new wheel leaves out.
 
     Attributes:
-        member: its name in upstream's wheel.
-        because: the reason to leave it out.
         evidence: the reasons that the wheel's Python works without it, one line for each place.
     """
 
@@ -89,9 +85,7 @@ class KernelsRecord(Model, frozen=True):
     """All of ``kernels.json``.
 
     Attributes:
-        format: version of the file's format.
         arch: the target card, as ``TORCH_CUDA_ARCH_LIST`` writes it.
-        machine: machine of the host code.
         binaries: every binary of the wheel, sorted.
         left_out: binaries that upstream's wheel has and this one has not, sorted.
         packages: the packages of the toolchain, sorted by file name.

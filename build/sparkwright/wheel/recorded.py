@@ -31,7 +31,6 @@ class RecordedPatch(_Entry, frozen=True):
     """A carry's own patch.
 
     Attributes:
-        file: its name in the carry's folder.
         sha256: digest of its bytes, 64 hex digits.
     """
 
@@ -43,8 +42,6 @@ class RecordedPull(_Entry, frozen=True):
     """A pull request that is the content of a carry.
 
     Attributes:
-        repository: git address.
-        number: the pull request's number there.
         head: its commit, 40 hex digits.
     """
 
@@ -69,8 +66,6 @@ class RecordedCarry(_Entry, frozen=True):
     """One carry of the build spec.
 
     Attributes:
-        title: the change in one line.
-        upstream: numbers of related upstream pull requests.
         source: the dependency whose tree it changes; empty for vLLM's own.
         patch: its patch, of a carry of its own.
         pull: its pull request, of one that carries such.
@@ -100,7 +95,6 @@ class RecordedPoint(_Entry, frozen=True):
         platform: the lock's platform, such as ``aarch64``.
         kernels: ``upstream`` or ``native``.
         series: the series that the lock pins a release of; empty for a wheel of before series.
-        made_by: name and version of the tool.
         point: the values that `digest` covers.
         merge: git ids of the pristine and the merged tree and of the commit, by name.
     """

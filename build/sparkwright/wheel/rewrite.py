@@ -47,7 +47,6 @@ class Kept:
 
     Attributes:
         archive: the source; it must stay open until the parts are written.
-        name: its name in the new archive.
     """
 
     archive: Archive
@@ -60,7 +59,6 @@ class Stored:
     """A new member, uncompressed, dated 1980-01-01.
 
     Attributes:
-        name: its name in the new archive.
         content: its bytes.
         executable: whether its mode is 0755 rather than 0644.
     """
@@ -75,7 +73,6 @@ class Packed:
     """A new member of data that is deflated already, dated 1980-01-01.
 
     Attributes:
-        name: its name in the new archive.
         data: its content as a raw deflate stream (RFC 1951).
         crc: CRC-32 of its content.
         size: size of its content, in bytes.

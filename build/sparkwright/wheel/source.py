@@ -25,7 +25,6 @@ class StockWheel:
     """An open wheel whose RECORD lists exactly its members; see `open_source`.
 
     Attributes:
-        name: the parts of its file name.
         listed: its RECORD by path.
     """
 
@@ -82,7 +81,6 @@ class RecordEntry:
     """One line of RECORD.
 
     Attributes:
-        path: the member's name.
         digest: ``sha256=`` and urlsafe base64 without padding; empty for RECORD itself.
         size: in bytes; `None` for RECORD itself.
     """
