@@ -32,6 +32,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 os.environ.pop("SPARKWRIGHT_STORE_URL", None)
 os.environ["SPARKWRIGHT_STORE_CONFIG"] = os.devnull
 
+# jsonschema compiles 38 grammars with it when it is imported, for formats that no test asks for.
+sys.modules["rfc3987_syntax"] = None  # type: ignore[assignment] # as if it were not installed
+
 # As the command line does: looking for cycles among many objects took a quarter of the time of some tests.
 gc.set_threshold(100_000)
 
@@ -60,23 +63,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 _MATRIX = "test_verify_faults.py"
 _UNITS = "unit"
-# Tests that share what takes long to set up: the matrix, environments, a configured build, a server, merges,
-# imports.
+# Tests that share what takes long to set up: the matrix, environments, a configured build, servers, merges,
+# a browser, answers of releases.
 _TOGETHER = (
     _MATRIX,
     "test_channel_clients.py",
     "test_cli_verify_reference.py",
+    "test_inspection_upstream.py",
     "test_installer.py",
-    "test_nightly_page.py",
+    "test_native_cross.py",
+    "test_preflight_real.py",
     "test_publish_clients.py",
     "test_publish_selection.py",
-    "test_verify_field.py",
-    "test_verify_report.py",
-    "test_wheel_upstream.py",
-    "test_native_cross.py",
+    "test_recipes_real.py",
     "test_rehearsal_real.py",
-    "test_preflight_real.py",
     "test_spark_patchset.py",
+    "test_verify_report_page.py",
+    "test_wheel_upstream.py",
+    "test_without_clone.py",
 )
 
 

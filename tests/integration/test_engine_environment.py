@@ -113,7 +113,7 @@ def test_it_installs_exactly_what_is_locked_and_once(store, wheel, patchsets, of
     assert (installed.python.parents[1] / "pyvenv.cfg").stat().st_mtime_ns == made, "it was not made again"
 
 
-@pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.walk)])
 def test_a_locked_override_is_installed(store, offered, tmp_path, monkeypatch, installer):
     if installer == "pip":
         monkeypatch.setattr("sparkwright.base.process.uv_program", lambda: "")

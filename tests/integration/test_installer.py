@@ -41,7 +41,14 @@ def pack(folder: Path, name: str, version: str, *requires: str) -> Path:
     return wheelkit.pack(folder / f"{name}-{version}-py3-none-any.whl", wheelkit.with_record(files, info))
 
 
-@pytest.fixture(params=["uv", "pip"])
+BY_BOTH = pytest.mark.parametrize("installing", ["uv", "pip"], indirect=True)
+# That pip installs is shown by the first test; the choice of what to install is not the installer's.
+BY_UV = pytest.mark.parametrize(
+    "installing", ["uv", pytest.param("pip", marks=pytest.mark.walk)], indirect=True
+)
+
+
+@pytest.fixture
 def installing(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """An installer with an index of four packages."""
     folder = tmp_path / "offered"
@@ -65,6 +72,7 @@ def installing(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyte
     return str(request.param)
 
 
+@BY_BOTH
 @pytest.mark.usefixtures("installing")
 def test_a_whole_environment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "probes_requirements", lambda: "")
@@ -94,6 +102,7 @@ def below(installing: str, environments: Path, monkeypatch: pytest.MonkeyPatch) 
     return folder
 
 
+@BY_UV
 @pytest.mark.usefixtures("below")
 def test_what_lies_below_is_not_installed_again(store: Store) -> None:
     python = prepare_environment(store, Requirements(("alpha", "gamma<2", "torch==9.9"), "9.9"))
@@ -104,6 +113,7 @@ def test_what_lies_below_is_not_installed_again(store: Store) -> None:
     assert (found["beta"], found["gamma"], found["torch"]) == ("2.0", "1.0", "9.9")
 
 
+@BY_UV
 @pytest.mark.usefixtures("below")
 def test_another_version_than_below_comes_before_it(store: Store) -> None:
     python = prepare_environment(store, Requirements(("beta>=3", "torch==9.9"), "9.9"))

@@ -141,7 +141,11 @@ remote_units._compiled = lie
     "lie",
     [
         pytest.param('sha256="0" * 64', id="an object that is not there"),
-        pytest.param("record=other(made.record, manifests=manifests)", id="a record of other files"),
+        pytest.param(
+            "record=other(made.record, manifests=manifests)",
+            id="a record of other files",
+            marks=pytest.mark.walk,
+        ),
     ],
 )
 def test_what_a_lying_machine_sends_is_compiled_again_elsewhere_and_then_is_an_error(
@@ -191,7 +195,13 @@ build(home.builder, home.inputs)
 """
 
 
-@pytest.mark.parametrize("after_s", [0, 3], ids=["while they start", "while they compile"])
+@pytest.mark.parametrize(
+    "after_s",
+    [
+        pytest.param(0, id="while they start", marks=pytest.mark.walk),
+        pytest.param(3, id="while they compile"),
+    ],
+)
 def test_workers_end_with_the_build_that_is_killed(tmp_path, url, hosts, after_s):
     for host in hosts:
         host.install(compiling="import time; remote_units.compile_units = lambda *_: time.sleep(600)")
@@ -236,6 +246,7 @@ def test_a_machine_whose_disk_is_full_is_named(tmp_path, url, hosts, here):
     assert build(again.builder, again.inputs)[0].sha256 == here
 
 
+@pytest.mark.walk  # as a machine that is killed, half a minute later
 def test_a_machine_whose_network_stalls_costs_what_it_was_compiling(tmp_path, url, hosts, here):
     """Its connection of ssh is neither closed nor does anything come over it."""
     for host in hosts:

@@ -40,6 +40,7 @@ ROOT = Path(__file__).parents[2]
 KERNEL = "csrc/libtorch_stable/permute_cols.cu"
 TARGET = Target("aarch64", "12.1a")
 FA2 = "_vllm_fa2_C"
+EXTENSIONS = ("cumem_allocator", "spinloop")
 
 
 def lacking() -> str:
@@ -85,7 +86,7 @@ def builder(job, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def extensions(builder, inputs):
-    return {name: build_extension(builder, inputs, name) for name in ("cumem_allocator", "spinloop")}
+    return {name: build_extension(builder, inputs, name) for name in EXTENSIONS}
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +133,7 @@ def test_no_place_of_this_machine_is_in_an_extension(builder, extensions):
     assert os.fsencode(Path.home() / ".cache") not in data
 
 
+@pytest.mark.walk  # minutes; test_native_real.py compiles a kernel for the card in seconds
 def test_a_kernel_becomes_code_for_the_card_and_for_nothing_else(builder, inputs, unit):
     known = configured(builder, inputs)
     ran, objects = started(lambda: compile_units(builder, inputs, known, [unit]))
@@ -145,12 +147,9 @@ def test_a_kernel_becomes_code_for_the_card_and_for_nothing_else(builder, inputs
     assert ".ptx" not in listed["--list-ptx"]
 
 
-def test_what_was_compiled_is_not_compiled_again(builder, inputs, extensions, unit):
-    known = configured(builder, inputs)
-    compile_units(builder, inputs, known, [unit])
+def test_what_was_compiled_is_not_compiled_again(builder, inputs, extensions):
     ran, again = started(lambda: build_extension(builder, inputs, "spinloop"))
     assert (ran, again) == ([], extensions["spinloop"])
-    assert started(lambda: compile_units(builder, inputs, known, [unit]))[0] == []
     assert forecast(builder, inputs, "spinloop").missing == 0
 
 
@@ -159,14 +158,12 @@ def edited(job, inputs, path, data):
     return replace(inputs, tree=tree)
 
 
-def test_an_edit_compiles_the_unit_that_reads_the_file_and_no_other(job, builder, inputs, extensions, unit):
-    compile_units(builder, inputs, configured(builder, inputs), [unit])
+def test_an_edit_compiles_the_unit_that_reads_the_file_and_no_other(job, builder, inputs, extensions):
     path = "csrc/spinloop.cpp"
     data = job.repository.blob(job.repository.files(inputs.tree, [path])[path].blob)
     changed = edited(job, inputs, path, data + b"\n// edited\n")
     ran, _ = started(lambda: [build_extension(builder, changed, name) for name in extensions])
     assert ran == ["spinloop/csrc/spinloop.cpp"]
-    assert started(lambda: compile_units(builder, changed, configured(builder, changed), [unit]))[0] == []
 
 
 def test_a_kernel_that_does_not_compile_says_where(job, builder, inputs):

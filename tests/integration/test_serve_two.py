@@ -86,6 +86,7 @@ def test_both_start_answer_and_end_and_the_second_start_copies_nothing(hosts: Tw
     hosts.wait_until_gone(5)
 
 
+@pytest.mark.walk  # as a lost connection; two whole starts
 def test_a_worker_that_ends_ends_both(hosts: TwoHosts, serving: Any) -> None:
     this = serving("--watch")
     this.wait_for("serve.ready")
@@ -202,14 +203,13 @@ def refused(hosts: TwoHosts, *words: str, **variables: str) -> tuple[int, str]:
     return told.returncode, told.stderr
 
 
+@pytest.mark.walk  # as test_serve_peer.py has it of what a machine says of itself
 @pytest.mark.parametrize(
     ("patch", "what"),
     [
         ('platform.machine = lambda: "riscv64"', "has another architecture"),
-        pytest.param(
-            'platform.libc_ver = lambda: ("glibc", "2.17")', "has an older glibc", marks=pytest.mark.walk
-        ),
-        pytest.param("shutil.which = lambda name: None", "has no C compiler", marks=pytest.mark.walk),
+        ('platform.libc_ver = lambda: ("glibc", "2.17")', "has an older glibc"),
+        ("shutil.which = lambda name: None", "has no C compiler"),
     ],
 )
 def test_a_machine_of_another_kind_is_refused(hosts: TwoHosts, patch: str, what: str) -> None:

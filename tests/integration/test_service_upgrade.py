@@ -126,7 +126,13 @@ def test_a_wheel_is_upgraded_and_rolled_back(service: Service) -> None:
     assert service.serves == "2.0"
 
 
-@pytest.mark.parametrize("fault", ["boot-engine", "boot-killed", "dead-engine=0"])
+@pytest.mark.parametrize(
+    "fault",  # one that does not start is in test_cli_service.py too
+    [
+        *(pytest.param(fault, marks=pytest.mark.walk) for fault in ("boot-engine", "boot-killed")),
+        "dead-engine=0",
+    ],
+)
 def test_the_old_wheel_serves_again_where_the_new_one_does_not_answer(
     service: Service, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,11 +47,11 @@ def needs(carry):
 # Probes that call CMake for each architecture take minutes, and so do Triton's kernels for NVFP4 in its
 # interpreter: anew with those on prefixes. Their recorded proofs are held against what is merged now.
 LONGEST = {"nvfp4-kv-triton", *(carry.name for carry in CARRIES if needs(carry))}
-FEW = 2
+FEW = 1
 
 
 def proved_anew(series, carries):
-    """The carries to prove anew: a few now, which the build spec's digest draws, and the others as walks.
+    """The carries to prove anew: one now, which the build spec's digest draws, and the others as walks.
 
     A proof takes ten seconds of both cores, and it is recorded for these very files. What changes
     the patchset draws others.

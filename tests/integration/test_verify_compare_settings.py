@@ -1,7 +1,6 @@
 """``sparkwright verify compare --vary`` on simulated servers, through kills: journal, page and recipe."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
+from command import call
 
 from sparkwright.recipes import load_recipe
 
@@ -30,9 +30,7 @@ BEST = 4096
 
 
 def compare(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200"}
-    words = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=900)
+    return call("verify", "compare", *arguments, cwd=cwd)
 
 
 def cells(run: Path) -> list[str]:

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import subprocess
 import sys
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command import call
 from test_engine_client_shapes import cell, run
 
 from sparkwright.engine.client.load import arrivals
@@ -17,12 +17,6 @@ from sparkwright.verify.results import write_results
 
 COMMAND = (sys.executable, "-m", "sparkwright", "verify")
 DEMO = ("--demo", "--slo", "e2e_p50=1.5s", "--max-tokens", "16")
-
-
-def capacity(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200"}
-    argv = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(argv, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=300)
 
 
 def test_an_open_loop_sends_at_its_times_whatever_the_others_do() -> None:
@@ -49,7 +43,7 @@ def test_other_loads_have_no_due_time() -> None:
 
 @pytest.mark.walk
 def test_the_capacity_of_the_simulator_is_found(tmp_path: Path) -> None:
-    done = capacity(*DEMO, "--speed", "15", "--out", "run", "--json", cwd=tmp_path)
+    done = call("verify", *DEMO, "--speed", "15", "--out", "run", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     finding = json.loads(done.stdout)["findings"][0]
     assert "at E2E p50 ≤ 1.5 s" in finding["cause"]
@@ -106,7 +100,7 @@ def test_a_search_that_was_killed_goes_on_with_the_next_step(tmp_path: Path) -> 
 )
 def test_what_cannot_be_searched_is_refused_before_anything_starts(tmp_path, arguments, told):
     (tmp_path / "own.jsonl").write_text('{"prompt": "x"}\n')
-    done = capacity(*arguments, "--out", "run", cwd=tmp_path)
+    done = call("verify", *arguments, "--out", "run", cwd=tmp_path)
     assert done.returncode != 0
     assert told in " ".join(done.stderr.split())
     assert not (tmp_path / "run").exists()

@@ -71,21 +71,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", ["healthy", "unhealthy"])
-def test_charts_show_and_can_be_read(port: int, folder: Path, name: str, width: int) -> None:
+def test_charts_show_and_can_be_read(port: int, folder: Path, name: str) -> None:
     async def look(page: Page) -> None:
-        await page.look(width)
-        await page.ask(UNFOLD)
-        drawings = await page.ask(DRAWINGS)
-        assert len(drawings) == 3
-        for chart, count, wide, high, fits in drawings:
-            assert (count, fits) == (1, True), chart
-            assert wide > 250, chart
-            assert high > 30, chart
-        assert await page.ask(OVERLAPS) == []
-        assert await page.ask(STRAY) == []
-        assert await page.ask(SIDEWAYS) == []
+        for width in WIDTHS:
+            await page.look(width)
+            await page.ask(UNFOLD)
+            drawings = await page.ask(DRAWINGS)
+            assert len(drawings) == 3
+            for chart, count, wide, high, fits in drawings:
+                assert (count, fits) == (1, True), (width, chart)
+                assert wide > 250, (width, chart)
+                assert high > 30, (width, chart)
+            assert await page.ask(OVERLAPS) == [], width
+            assert await page.ask(STRAY) == [], width
+            assert await page.ask(SIDEWAYS) == [], width
 
     visit(port, folder / f"{name}.html", look)
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import sysconfig
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,26 @@ def good(program: Path, folder: Path, *words: str | Path) -> str:
     return done.stdout
 
 
+SEVERAL = """
+import contextlib, io, json, sys
+from sparkwright.cli.main import main
+for words in json.loads(sys.argv[1]):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(words)
+    print(json.dumps([status, out.getvalue(), err.getvalue()]), flush=True)
+"""
+
+
+def call_each(program: Path, folder: Path, *commands: tuple[str, ...]) -> Iterator[tuple[int, str, str]]:
+    """Status, output and errors of each command, in one process of the environment: it imports all once."""
+    done = call(program.with_name("python"), folder, "-c", SEVERAL, json.dumps(commands))
+    assert done.returncode == 0, done.stderr
+    for line in done.stdout.splitlines():
+        status, out, err = json.loads(line)
+        yield status, out, err
+
+
 def test_the_wheel_is_small_and_its_data_is_that_of_the_clone(wheel: Path, program: Path) -> None:
     assert wheel.stat().st_size < MOST_MB * 1e6
     (project,) = program.parents[1].glob("lib/python*/site-packages/sparkwright/project")
@@ -90,15 +111,17 @@ def test_the_wheel_is_small_and_its_data_is_that_of_the_clone(wheel: Path, progr
 
 
 def test_what_is_served_and_shown_in_an_empty_folder(program: Path, empty: Path) -> None:
-    good(program, empty, "recipe", "list")
     assert "rehearsal:smollm2" in good(program, empty, "serve", "rehearsal-smollm2", "--dry-run")
-    lists = json.loads(good(program, empty, "companion", "--list", "--json", "--series", "0.24"))
-    assert lists
-    assert good(program, empty, "carry", "show", "uma-clamp").startswith("uma-clamp: ")
-    found = json.loads(call(program, empty, "doctor", "--json", "--offline").stdout)
-    assert {one["what"] for one in found} >= {"python", "git", "disk"}
-    told = call(program, empty, "doctor", "rehearsal-smollm2", "--json")
-    assert json.loads(told.stdout), told.stderr
+    recipes, companions, carry, doctor, start = call_each(
+        program, empty, ("recipe", "list"), ("companion", "--list", "--json", "--series", "0.24"),
+        ("carry", "show", "uma-clamp"), ("doctor", "--json", "--offline"),
+        ("doctor", "rehearsal-smollm2", "--json"),
+    )  # fmt: skip
+    assert (recipes[0], companions[0], carry[0]) == (0, 0, 0), (recipes, companions, carry)
+    assert json.loads(companions[1])
+    assert carry[1].startswith("uma-clamp: ")
+    assert {one["what"] for one in json.loads(doctor[1])} >= {"python", "git", "disk"}
+    assert json.loads(start[1]), start
     assert sorted(path.name for path in empty.iterdir()) == [".sparkwright"], "the event log alone"
 
 
@@ -120,25 +143,22 @@ def test_a_channel_is_shown(program: Path, empty: Path, tmp_path: Path) -> None:
     assert "0.24.0+spark.1" in shown
 
 
-@pytest.mark.parametrize(
-    "words", [("recipe", "check", "rehearsal-smollm2"), ("rehearse",), ("wheel", "--plan")]
-)
-def test_what_asks_releases_begins(program: Path, empty: Path, words: tuple[str, ...]) -> None:
+def test_what_asks_releases_begins(program: Path, empty: Path) -> None:
     """Without network and store they get as far as the first file of upstream's."""
-    done = call(program, empty, *words, "--offline")
-    if words == ("wheel", "--plan"):
-        locked = tomllib.loads((ROOT / "upstream.lock").read_text())
-        assert f"vllm {locked['release']['version']}" in done.stdout, done.stderr
-        return
-    assert "not in a checkout" not in done.stderr
-    assert "the network is off" in done.stderr, done.stderr
+    commands = ("recipe", "check", "rehearsal-smollm2"), ("rehearse",), ("wheel", "--plan")
+    *asking, (_, planned, wrong) = call_each(program, empty, *((*words, "--offline") for words in commands))
+    locked = tomllib.loads((ROOT / "upstream.lock").read_text())
+    assert f"vllm {locked['release']['version']}" in planned, wrong
+    for _, _, errors in asking:
+        assert "not in a checkout" not in errors
+        assert "the network is off" in errors
 
 
-@pytest.mark.parametrize("words", WRITERS, ids=" ".join)
-def test_what_writes_to_a_clone_names_it(program: Path, empty: Path, words: tuple[str, ...]) -> None:
-    done = call(program, empty, *words, "--offline")
-    assert done.returncode == 10, done.stderr
-    assert "is not in a checkout" in done.stderr
-    assert "the command writes to a clone" in " ".join(done.stderr.split())
-    assert "git clone https://github.com/sparkwright/sparkwright" in " ".join(done.stderr.split())
+def test_what_writes_to_a_clone_names_it(program: Path, empty: Path) -> None:
+    ended = call_each(program, empty, *((*words, "--offline") for words in WRITERS))
+    for words, (status, _, errors) in zip(WRITERS, ended, strict=True):
+        assert status == 10, (words, errors)
+        assert "is not in a checkout" in errors, words
+        assert "the command writes to a clone" in " ".join(errors.split()), words
+        assert "git clone https://github.com/sparkwright/sparkwright" in " ".join(errors.split()), words
     assert not list(empty.iterdir())

@@ -1,7 +1,5 @@
 """A whole small world for the command line: a checkout, a store, a package index, probes that run."""
 
-import contextlib
-import io
 import json
 import os
 import signal
@@ -15,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import command
 import kit
 import tomlkit
 from http_index import Index
@@ -22,7 +21,6 @@ from native_kit import lock_text
 from tiny_release import ALIGNED, CLAMPED, TinyRelease, make_tiny
 
 import sparkwright
-from sparkwright.cli.main import main
 from sparkwright.git import open_repository
 from sparkwright.probe.environment import requirements
 from sparkwright.store import Store, open_store
@@ -170,20 +168,8 @@ class World:
 
     def call(self, *words: str | Path) -> Ran:
         """Run the command line in this process."""
-        out, err = io.StringIO(), io.StringIO()
-        before = dict(os.environ)
-        os.environ.update(self.environment)
-        try:
-            with (
-                contextlib.redirect_stdout(out),
-                contextlib.redirect_stderr(err),
-                contextlib.chdir(self.root),
-            ):
-                status = main([str(word) for word in words])
-        finally:
-            os.environ.clear()
-            os.environ.update(before)
-        return Ran(status, out.getvalue(), err.getvalue())
+        done = command.call(*words, cwd=self.root, **self.environment)
+        return Ran(done.returncode, done.stdout, done.stderr)
 
     def good(self, *words: str | Path) -> Ran:
         """`call`, which has to succeed."""
@@ -276,7 +262,7 @@ def wait_until(condition: Callable[[], Any], *, patience_s: float = 120) -> Any:
     while time.monotonic() < end:
         if found := condition():
             return found
-        time.sleep(0.02)
+        time.sleep(0.05)
     raise AssertionError("it never happened")
 
 

@@ -84,7 +84,6 @@ def test_a_carry_is_named_by_what_is_served_here(reachable: World) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.walk  # the killed search below serves there too
 def test_a_carry_is_named_by_what_is_served_on_another_machine(reachable: World, host: Host) -> None:
     plant(reachable, "repeated-token", alone=True)
     ran = reachable.good(*words(reachable, host=host))
@@ -95,6 +94,7 @@ def test_a_carry_is_named_by_what_is_served_on_another_machine(reachable: World,
 
 
 @pytest.mark.slow
+@pytest.mark.walk  # as a killed search of commands, in test_cli_bisect_stopped.py, and a killed machine
 def test_a_killed_search_leaves_nothing_there_and_goes_on(reachable: World, host: Host) -> None:
     plant(reachable, "repeated-token", alone=True)
     child = reachable.start(*words(reachable, host=host))

@@ -1,12 +1,11 @@
 """``sparkwright companion`` on the lists of this checkout."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from command import call
 
 from sparkwright.base.errors import ConfigError, NotInStoreError, UnknownNameError
 from sparkwright.companion.model import load_companion
@@ -15,10 +14,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "sparkwright", *words, "--root", str(ROOT), "--offline"]
-    return subprocess.run(
-        command, env={**os.environ, **variables}, capture_output=True, text=True, check=False
-    )
+    return call(*words, "--root", ROOT, "--offline", cwd=Path.cwd(), **variables)
 
 
 def listed(*words: str) -> subprocess.CompletedProcess[str]:

@@ -16,9 +16,12 @@ import psutil
 import pytest
 import wheelkit
 from channel_kit import POLICY, ChannelWorld, now
+from command import call
 from service_kit import vllm_wheel
 
 from sparkwright.base.ports import free_port
+from sparkwright.cli import service
+from sparkwright.serve.service import change
 from sparkwright.serve.service.change import canary_failure
 
 # Starts the service as systemd would: by the link, with the key, and ready once it answers.
@@ -26,7 +29,6 @@ SYSTEMCTL = """#!{python}
 import os, signal, subprocess, sys, time
 from pathlib import Path
 sys.path.insert(0, {build!r})
-from sparkwright.serve.service.change import canary_failure
 words = [word for word in sys.argv[1:] if not word.startswith("-")]
 with open({calls!r}, "a") as calls:
     calls.write(" ".join(words) + "\\n")
@@ -38,6 +40,8 @@ if words[0] == "stop" and pid.exists():
     pid.unlink()
     time.sleep(0.5)
 if words[0] == "start":
+    from sparkwright.serve.service.change import canary_failure
+
     key = Path({key!r}).read_text().strip()
     server = [{link!r} + "/bin/python", "-m", "vllm.server", "--port", "{port}", "--api-key", key]
     quiet, simulator = subprocess.DEVNULL, {{**os.environ, "SIMULATOR": {python!r}}}
@@ -77,23 +81,14 @@ class Machine:
         return self.sparkwright("service", *words)
 
     def sparkwright(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
-        script = (
-            "import sys; from sparkwright.serve.service import change as m; m.has_systemd = lambda _: True; "
-            "from sparkwright.cli.main import main; sys.exit(main(sys.argv[1:]))"
-        )
-        environment = {
-            **os.environ,
-            "HOME": str(self.folder),
-            "PATH": f"{self.folder / 'bin'}:{os.environ['PATH']}",
-            "SPARKWRIGHT_HOME": str(self.folder / "store"),
-        }
-        ours = ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_DATA_HOME", "SPARKWRIGHT_API_KEY_FILE")
-        for name in ours:
-            environment.pop(name, None)
-        command = [sys.executable, "-c", script, *map(str, words)]
-        return subprocess.run(
-            command, env=environment, cwd=self.folder, check=False, capture_output=True, text=True
-        )
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (service, change):
+                patch.setattr(module, "has_systemd", lambda _: True)
+            for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_DATA_HOME", "SPARKWRIGHT_API_KEY_FILE"):
+                patch.delenv(name, raising=False)
+            path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
+            store = str(self.folder / "store")
+            return call(*words, cwd=self.folder, HOME=str(self.folder), PATH=path, SPARKWRIGHT_HOME=store)
 
     def install(self, wheel: Path) -> subprocess.CompletedProcess[str]:
         words = ("--name", "chat", "--user", "--port", str(self.port), "--unlocked", "--force")
@@ -170,7 +165,7 @@ def test_it_follows_a_channel(machine: Machine, tmp_path: Path) -> None:
         return wheel.name
 
     first = offer("1.0+spark.1")
-    place, service = channel.published / "channels/stable", ("chat", "--user")
+    place, chat = channel.published / "channels/stable", ("chat", "--user")
     words = (machine.recipe(), "--name", "chat", "--user", "--port", str(machine.port), "--force")
     done = machine.run("install", *words, "--channel", place)
     assert done.returncode == 21, "no key of the publisher is pinned"
@@ -181,34 +176,32 @@ def test_it_follows_a_channel(machine: Machine, tmp_path: Path) -> None:
     assert (machine.status["wheel"], machine.status["channel"]) == (first, str(place))
 
     broken = offer("1.0+spark.2", "boot-engine")
-    done = machine.run("upgrade", *service)
+    done = machine.run("upgrade", *chat)
     assert done.returncode == 77
     assert "the environment before it serves again" in done.stderr
     assert machine.status["wheel"] == first
 
     better = offer("1.0+spark.3")
-    done = machine.run("upgrade", *service)
+    done = machine.run("upgrade", *chat)
     assert done.returncode == 0, done.stderr
     assert machine.status["wheel"] == better != broken
     channel.publisher().rollback("stable", POLICY, now(), to=1, reason="it is slow")
-    done = machine.run("upgrade", *service, "--json")
+    done = machine.run("upgrade", *chat, "--json")
     assert json.loads(done.stdout)["wheel"] == first, "what the channel took back is not served"
 
     (runtime,) = channel.published.rglob(f"wheels/*/{wheelkit.sha256(channel.dist / first)}/runtime/*")
     shutil.rmtree(machine.folder / "store")
     runtime.unlink()
-    done = machine.run("upgrade", *service)
+    done = machine.run("upgrade", *chat)
     assert done.returncode == 21
     assert "the runtime of" in done.stderr
     assert machine.status["wheel"] == first
 
 
-def test_without_a_systemd_nothing_is_begun(machine: Machine) -> None:
-    script = "import sys; from sparkwright.cli.main import main; sys.exit(main(sys.argv[1:]))"
-    environment = {**os.environ, "HOME": str(machine.folder)}
-    environment.pop("XDG_RUNTIME_DIR", None)
-    command = [sys.executable, "-c", script, "service", "install", str(machine.recipe()), "--user"]
-    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+def test_without_a_systemd_nothing_is_begun(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    words = ("service", "install", machine.recipe(), "--user")
+    done = call(*words, cwd=Path(__file__).parent, HOME=str(machine.folder))
     assert done.returncode == 10
     assert "Docker" in done.stderr
     assert not machine.state.exists()

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 import pytest
+from command import call
 from wheelkit import plain_wheel
 
 from sparkwright.base.digests import sha256_file
@@ -35,16 +36,7 @@ SLOWER = ("--demo", "--speed", "10", "--levels", "1,4", "--checks")
 
 
 def verify(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "NO_COLOR": "1", "COLUMNS": "200", **environment}
-    return subprocess.run(
-        [*COMMAND, *map(str, arguments)],
-        cwd=cwd,
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
+    return call("verify", *arguments, cwd=cwd, NO_COLOR="1", COLUMNS="200", **environment)
 
 
 def documents(run: Path) -> list[dict[str, Any]]:

@@ -74,6 +74,7 @@ def test_a_run_of_another_machine_is_that_of_this_one(
     assert not [process for host in hosts for process in host.workers()]
 
 
+@pytest.mark.walk  # as the wheel with a fault below
 def test_a_fault_is_found_there(world: World, hosts: list[Host], tmp_path: Path) -> None:
     words = ("--demo", "--checks", "prefix", "--fault", "stale-cache")
     ran = world.call("verify", *words, "--out", tmp_path / "run", *cluster(hosts[:1]))
@@ -118,6 +119,7 @@ worker.TaskRunner.run = killed
 """
 
 
+@pytest.mark.walk  # as one that is killed while it compiles, in test_machines.py
 def test_a_machine_that_is_killed_while_it_serves_costs_a_second_try(
     world: World, hosts: list[Host], tmp_path: Path
 ) -> None:

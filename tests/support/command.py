@@ -1,0 +1,23 @@
+"""The command line in the process of the test, since its imports take longer than most commands."""
+
+import contextlib
+import io
+import os
+import subprocess
+from pathlib import Path
+
+from sparkwright.cli.main import main
+
+
+def call(*words: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``sparkwright`` with *words* to its end; what it starts runs in processes of its own."""
+    arguments, out, err = [str(word) for word in words], io.StringIO(), io.StringIO()
+    before = dict(os.environ)
+    os.environ.update(environment)
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), contextlib.chdir(cwd):
+            status = main(arguments)
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+    return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
