@@ -93,7 +93,7 @@ def test_what_is_missing_is_named_with_its_command(tmp_path: Path) -> None:
     path = built(tmp_path, UNPROVED)
     with pytest.raises(MissingEvidenceError) as caught:
         found(path, policy("audit", "proofs", "rehearsal", "verify", capability="12.1"))
-    assert caught.value.exit_code == 60
+    assert caught.value.exit_code == 50
     assert "built without a proof of a" in caught.value.because
     lines = caught.value.next_step.splitlines()
     assert lines[0] == f"sparkwright audit {path}"

@@ -185,7 +185,7 @@ def test_of_two_publishers_one_wins_and_the_other_is_told(world: ChannelWorld) -
     slow = world.publisher(target)
     with pytest.raises(LostRaceError, match="another publisher") as caught:
         world.promote("3", publisher=slow)
-    assert caught.value.exit_code == 60
+    assert caught.value.exit_code == 50
     assert world.listed() == {"1": None, "2": None}
     world.verify()
     assert world.promote("3", publisher=slow).generation == 3

@@ -259,7 +259,7 @@ def test_odd_things_in_the_folder_are_one_clear_error(tmp_path: Path, kind: str)
             (tmp_path / "simple/vllm/index.html").mkdir(parents=True)
     with pytest.raises(PublishError) as caught:
         publish(tmp_path)
-    assert caught.value.exit_code == 60
+    assert caught.value.exit_code == 50
     str(caught.value).encode()
     assert not any((tmp_path / "elsewhere").iterdir())
 

@@ -104,7 +104,7 @@ def test_the_unit_says_what_a_card_and_a_reboot_need(scope: Scope) -> None:
     assert found["Type"] == ["notify"]
     assert found["WatchdogSec"] == ["3min"]
     assert found["Restart"] == ["on-failure"]
-    assert {"2", "10", "14", "76"} <= set(found["RestartPreventExitStatus"][0].split())
+    assert {"2", "10", "76"} <= set(found["RestartPreventExitStatus"][0].split())
     assert "77" not in found["RestartPreventExitStatus"][0].split()
     assert found["LimitMEMLOCK"] == ["infinity"]
     assert int(found["OOMScoreAdjust"][0]) > 0

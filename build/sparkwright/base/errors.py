@@ -95,19 +95,19 @@ class EndpointError(SparkwrightError):
 class ToolError(SparkwrightError):
     """A required program is missing or too old."""
 
-    exit_code = 14
+    exit_code = 10
 
 
 class ProcessError(SparkwrightError):
     """A program that was started failed without a more specific error."""
 
-    exit_code = 15
+    exit_code = 20
 
 
 class EnvironmentSetupError(SparkwrightError):
     """The Python environment for probes could not be made."""
 
-    exit_code = 15
+    exit_code = 20
 
 
 class FetchError(SparkwrightError):
@@ -241,13 +241,13 @@ class BinaryError(SparkwrightError):
 class AuditError(SparkwrightError):
     """A wheel failed its audit."""
 
-    exit_code = 60
+    exit_code = 50
 
 
 class PublishError(SparkwrightError):
     """The index could not be written."""
 
-    exit_code = 60
+    exit_code = 50
 
 
 class LostRaceError(PublishError):

@@ -73,11 +73,11 @@ def test_a_built_wheel_goes_to_nightly_and_back(built: World) -> None:
 def test_a_wheel_without_evidence_is_refused_with_the_commands_that_make_it(built: World) -> None:
     (wheel,) = built.wheels
     refused = built.call("channel", "promote", wheel, "--to", "stable")
-    assert refused.status == 60
+    assert refused.status == 50
     assert f"sparkwright rehearse {wheel}\n" in refused.err
     assert f"sparkwright verify {wheel} --profile full on a card of 12.1" in refused.err
     shutil.rmtree(built.dist / "evidence")
-    assert built.call("channel", "promote", wheel, "--to", "nightly").status == 60
+    assert built.call("channel", "promote", wheel, "--to", "nightly").status == 50
     assert not (built.dist / "published").exists()
     built.good("audit", wheel)
     built.good("channel", "promote", wheel, "--to", "nightly")
@@ -88,7 +88,7 @@ def test_a_wheel_with_an_unproved_carry_is_not_promoted(world: World) -> None:
     world.carry("bare", {"vllm/words.py": "WORDS = ()\n"})
     world.good("wheel", "--allow-unproved", "bare")
     refused = world.call("channel", "promote", world.wheels[0], "--to", "nightly")
-    assert refused.status == 60
+    assert refused.status == 50
     assert "without a proof of bare" in refused.err
 
 
@@ -96,7 +96,7 @@ def test_a_companion_is_promoted_by_its_audit_alone(built: World) -> None:
     module = companion_kit.module(built.store, companion_kit.library(built.folder, "sampling"))
     companion = write_companion(built.store, companion_kit.content([module]), built.dist).path
     refused = built.call("channel", "promote", companion, "--to", "stable")
-    assert refused.status == 60
+    assert refused.status == 50
     assert "sparkwright audit" in refused.err
     assert "sparkwright verify" not in refused.err
     attach(built.dist, "audit", wheelkit.sha256(companion), {"checks": {}, "unchecked": []})
@@ -110,7 +110,7 @@ def test_several_wheels_are_promoted_at_once_or_none(built: World) -> None:
     target = built.folder / "mirror"
     other = small_wheel(built.folder, "9", record={"carries.json": {"carries": []}})
     words = ("channel", "promote", other, *built.wheels, "--to", "nightly", "--target", target)
-    assert built.call(*words).status == 60
+    assert built.call(*words).status == 50
     assert not target.exists()
     attach(built.dist, "audit", wheelkit.sha256(other), {"unchecked": []})
     assert len(built.good(*words, "--json").json["files"]) == 2
