@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from aiohttp import web
 from kit import Recorder
-from vllm_like import MODEL, answering, serving
+from vllm_like import METRICS, MODEL, answering, serving
 
 from sparkwright.base.errors import EndpointError
 from sparkwright.engine.client import Endpoint, EndpointFacts, check_endpoint, open_session
@@ -257,3 +257,61 @@ def test_a_server_that_loads_its_model_is_waited_for(page: str) -> None:
         with pytest.raises(EndpointError) as caught:
             look(pages=pages)
         assert ("wait until its model is loaded" in caught.value.next_step) is wait
+
+
+# Something on the way ------------------------------------------------------------------------------------
+
+
+class Shaky:
+    """A page that something on the way answers, or breaks off, for the first few times."""
+
+    def __init__(self, page: Handler, times: int, first: Handler | None) -> None:
+        self.page, self.times, self.first, self.asked = page, times, first, 0
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        self.asked += 1
+        if self.asked > self.times:
+            return await self.page(request)
+        if self.first is None:
+            assert request.transport is not None
+            request.transport.abort()
+            return web.Response()
+        return await self.first(request)
+
+
+FIRST = {
+    "models": answering(json.dumps({"data": [{"id": MODEL}]})),
+    "metrics": answering(METRICS, kind="text/plain"),
+}
+GATEWAY = {
+    "502": answering("Bad Gateway", 502),
+    "404": answering("<html>", 404, kind="text/html"),
+    "reset": None,
+}
+
+
+@pytest.mark.parametrize("page", FIRST)
+@pytest.mark.parametrize("first", GATEWAY)
+def test_what_a_proxy_answers_at_first_is_no_answer(page: str, first: str) -> None:
+    shaky = Shaky(FIRST[page], 2, GATEWAY[first])
+    assert look(pages={page: shaky.handle}).metrics
+    assert shaky.asked == 3
+    lasting = Shaky(FIRST[page], 99, GATEWAY[first])
+    with contextlib.suppress(EndpointError):
+        assert not look(pages={page: lasting.handle}).metrics
+    # aiohttp sends a request whose connection broke once more by itself.
+    assert lasting.asked == (6 if first == "reset" else 3)
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_what_the_server_itself_refuses_is_asked_for_once(status: int) -> None:
+    page = Shaky(FIRST["metrics"], 99, answering('{"detail": "Not Found"}', status))
+    with contextlib.suppress(EndpointError):
+        assert not look(pages={"metrics": page.handle}).metrics
+    assert page.asked == 1
+
+
+def test_counters_that_a_proxy_keeps_back_are_not_blamed_on_a_key() -> None:
+    said = refusal(pages={"metrics": answering("Forbidden", 403)})
+    assert "/metrics cannot be read" in said
+    assert "key" not in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ OLDEST = (0, 20)
 ABSENT = frozenset({404, 405, 501})
 """Statuses of a page that a server does not have."""
 
+_METRICS = "/metrics"
 _IDLE_S = 2.0  # vLLM ends a connection after 5 idle seconds; one that is about to go must not be used
 _READ_SIZE = 1 << 20
 _EXCERPT = 200
@@ -137,7 +139,7 @@ async def check_endpoint(
     served = _read_json(await _get(session, endpoint, "/v1/models", deadlines), _Models).data
     version = await _version(session, endpoint, deadlines)
     model = _choose(endpoint, served)
-    metrics = await _get(session, endpoint, "/metrics", deadlines)
+    metrics = await _get(session, endpoint, _METRICS, deadlines)
     if metrics.status != _OK and metrics.status not in ABSENT:
         raise EndpointError(
             f"{endpoint.url}/metrics cannot be read",
@@ -195,7 +197,8 @@ def _no_address(url: str, because: str) -> EndpointError:
 
 # Responses --------------------------------------------------------------------------------------------
 
-_OK, _REFUSED, _LOADING = 200, (401, 403), 503
+_OK, _REFUSED, _LOADING, _NOT_FOUND = 200, (401, 403), 503, 404
+_ATTEMPTS, _PAUSE_S = 3, 0.3  # a proxy that was just reloaded, or has lost its connection, answers again soon
 _WAIT = "wait until its model is loaded, then run the same command again"
 
 
@@ -220,20 +223,35 @@ class _Answer:
     def is_html(self) -> bool:
         return "html" in self.kind or self.body.lstrip()[:1] == b"<"
 
+    @property
+    def transient(self) -> bool:
+        """Tell if another attempt may be answered otherwise; that vLLM has no page it says in JSON."""
+        failed = self.status >= 500 and self.status not in ABSENT  # noqa: PLR2004 - HTTP
+        return failed or (self.status == _NOT_FOUND and "json" not in self.kind)
+
 
 async def _get(
     session: aiohttp.ClientSession, endpoint: Endpoint, path: str, deadlines: Deadlines
 ) -> _Answer:
+    """Return the answer to a page, of several attempts where it may be one of something on the way."""
     import aiohttp
 
     url = endpoint.url + path
     timeout = aiohttp.ClientTimeout(total=deadlines.canary_s, sock_connect=deadlines.connect_s)
-    try:
-        async with session.get(url, timeout=timeout) as response:
-            answer = _Answer(url, response.status, response.content_type, await read_body(response))
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise _unreachable(endpoint, url, error) from error
-    if answer.status in _REFUSED:
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            async with session.get(url, timeout=timeout) as response:
+                answer = _Answer(url, response.status, response.content_type, await read_body(response))
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            lost = isinstance(error, (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError))
+            if not left or not lost or isinstance(error, (aiohttp.ClientSSLError, TimeoutError)):
+                raise _unreachable(endpoint, url, error) from error
+        else:
+            if not (left and answer.transient):
+                break
+        await asyncio.sleep(_PAUSE_S)
+    # vLLM's key guards /v1 alone: who refuses its counters is something on the way.
+    if answer.status in _REFUSED and path != _METRICS:
         raise EndpointError(
             f"{endpoint.url} refuses the request (status {answer.status})",
             because="the API key is wrong"
