@@ -78,7 +78,8 @@ def test_tools_that_a_server_refuses_are_not_applicable(tmp_path: Path, option: 
     assert "tools" in run.lacks
     assert ("leaves tools out" in run.lacks["tools"]) == (option == "--no-tool-template")
     left_out = {one.name for one in run.findings if one.verdict is Verdict.NOT_APPLICABLE}
-    assert left_out == {"tool calls are whole"}
+    assert left_out == {"tool calls are whole", "demanded tool calls come"}
+    assert not any(observation.cell.load.tools for observation in run.observations)
     assert {observation.cell.name for observation in run.observations} >= {"turn 1", "turn 2", "turn 3"}
 
 

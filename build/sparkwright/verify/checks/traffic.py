@@ -53,9 +53,9 @@ def cells(context: Context, seen: Mapping[str, Observation]) -> Iterator[Cell]:
     if TOOLS not in context.lacks:
         for name, prompts in (("single", SINGLE), ("parallel", PARALLEL)):
             yield _cell(context, f"tools {name}", "tools", prompts, tools=TOOLS_OFFERED)
-    for name, prompts, choice in (("named", SINGLE, _DEMANDED), (REQUIRED, PARALLEL, REQUIRED)):
-        load = {"tools": TOOLS_OFFERED, "tool_choice": choice}
-        yield _cell(context, f"tools {name}", "forced", prompts, **load)
+        for name, prompts, choice in (("named", SINGLE, _DEMANDED), (REQUIRED, PARALLEL, REQUIRED)):
+            load = {"tools": TOOLS_OFFERED, "tool_choice": choice}
+            yield _cell(context, f"tools {name}", "forced", prompts, **load)
     yield _cell(context, "structured", "structured", STRUCTURED_PROMPTS, schema=SCHEMA)
     for number in range(2, TURNS + 1):
         if (observation := seen.get(turn.key)) is None:
@@ -206,6 +206,7 @@ def _forced(seen: CheckedCells) -> Finding:
             "cut": cut,
             "events with a call": sum(c.kind == "tool" for _, sample in samples for c in sample.chunks),
         },
+        needs=(TOOLS,),
     )
 
 
