@@ -349,14 +349,45 @@ def _rename_cells(journal: Path) -> None:
 
 
 def figures(run: Path) -> list[dict[str, Any]]:
-    """Return the figures of every cell of the run in the folder *run*: those of its table, not rounded."""
-    from sparkwright.verify.report import table
+    """Return the figures of every cell of the run in the folder *run*, not rounded, by the recorded names."""
+    from sparkwright.verify.checks.machine import disturbances
     from sparkwright.verify.report.figures import cells
     from sparkwright.verify.results import load_run
 
     found = []
     for cell in cells(load_run(run)):
-        values = {name: value(cell) for name, value in table._COLUMNS.items()}  # noqa: SLF001 - the table rounds
+        seen, counted = cell.observation, cell.observation.counted
+        values: dict[str, Any] = {
+            "check": seen.cell.check,
+            "cell": seen.cell.name,
+            "server": seen.cell.arm,
+            "start": seen.cell.boot,
+            "category": cell.category,
+            "concurrency": cell.concurrency,
+            "requests": cell.requests,
+            "failed": len(seen.failed),
+            "seconds": seen.seconds,
+            "prompt_tokens_mean": sum(one.prompt_tokens for one in counted) / len(counted)
+            if counted
+            else None,
+            "output_tokens": sum(one.output_tokens for one in counted),
+            "throughput_tok_s": cell.whole_tok_s,
+            "throughput_steady_tok_s": cell.steady_tok_s,
+            "decode_tok_s": cell.decode_tok_s,
+            "ttft_p50_ms": cell.ttft_ms.p50,
+            "ttft_p95_ms": cell.ttft_ms.p95,
+            "ttft_p99_ms": cell.ttft_ms.p99,
+            "tpot_p50_ms": cell.tpot_ms.p50,
+            "tpot_p95_ms": cell.tpot_ms.p95,
+            "tpot_p99_ms": cell.tpot_ms.p99,
+            "mean_acceptance_length": cell.mal,
+            "acceptance_rate": cell.acceptance.rate if cell.acceptance else None,
+            "step_ms": cell.step_ms,
+            "prefix_cache_hit_rate": cell.hit_rate,
+            "disturbance": "; ".join(disturbances(seen)),
+            "trouble": "; ".join(cell.trouble),
+            "rate_req_s": seen.cell.load.rate or None,
+        }
         found.append({name: None if value != value else value for name, value in values.items()})  # noqa: PLR0124 - NaN
     return found
 

@@ -16,37 +16,8 @@ pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium here
 
 WIDTHS = (1600, 820, 390)
 
-# Drawings that show: one for each chart, each with some area, none wider than its figure.
-DRAWINGS = """[...document.querySelectorAll('figure')].map(figure => {
-  const shown = [...figure.querySelectorAll('svg')].filter(svg => svg.getBoundingClientRect().width > 0);
-  const box = shown.length ? shown[0].getBoundingClientRect() : {width: 0, height: 0};
-  return [figure.id, shown.length, box.width, box.height,
-          box.width <= figure.getBoundingClientRect().width];
-})"""
-
 # Everything that is folded shows.
 UNFOLD = "document.querySelectorAll('details').forEach(one => { one.open = true; })"
-
-# Words in drawings that lie on each other, by more than line boxes are larger than letters.
-OVERLAPS = """[...document.querySelectorAll('svg')].filter(svg => svg.getBoundingClientRect().width > 0)
-.flatMap(svg => {
-  const words = [...svg.querySelectorAll('text')].filter(one => one.textContent.trim());
-  const boxes = words.map(one => one.getBoundingClientRect());
-  const found = [];
-  for (let i = 0; i < boxes.length; i++) for (let j = 0; j < i; j++) {
-    const wide = Math.min(boxes[i].right, boxes[j].right) - Math.max(boxes[i].left, boxes[j].left);
-    const high = Math.min(boxes[i].bottom, boxes[j].bottom) - Math.max(boxes[i].top, boxes[j].top);
-    if (wide > 1 && high > 5) found.push(`${words[j].textContent} on ${words[i].textContent}`);
-  }
-  return found;
-})"""
-
-# Words in drawings that leave them, or that are smaller than 9 px on the screen.
-STRAY = """[...document.querySelectorAll('svg')].filter(svg => svg.getBoundingClientRect().width > 0)
-.flatMap(svg => [...svg.querySelectorAll('text')].filter(one => {
-  const box = one.getBoundingClientRect(), frame = svg.getBoundingClientRect();
-  return box.left < frame.left - 3 || box.right > frame.right + 3 || box.height < 9;
-}).map(one => svg.querySelector('title').textContent + ': ' + one.textContent))"""
 
 # Tables of cells that are wider than their frame.
 CLIPPED = """[...document.querySelectorAll('#cells .scroll')].filter(one => one.scrollWidth > one.clientWidth)
@@ -72,19 +43,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ["healthy", "unhealthy"])
-def test_charts_show_and_can_be_read(port: int, folder: Path, name: str) -> None:
+def test_a_page_fits_its_window(port: int, folder: Path, name: str) -> None:
     async def look(page: Page) -> None:
         for width in WIDTHS:
             await page.look(width)
             await page.ask(UNFOLD)
-            drawings = await page.ask(DRAWINGS)
-            assert len(drawings) == 3
-            for chart, count, wide, high, fits in drawings:
-                assert (count, fits) == (1, True), (width, chart)
-                assert wide > 250, (width, chart)
-                assert high > 30, (width, chart)
-            assert await page.ask(OVERLAPS) == [], width
-            assert await page.ask(STRAY) == [], width
             assert await page.ask(SIDEWAYS) == [], width
 
     visit(port, folder / f"{name}.html", look)
@@ -118,14 +81,14 @@ def test_names_of_figures_are_never_broken_letter_by_letter(port: int, tmp_path:
     assert max(heights) <= 2
 
 
-def test_verdict_table_and_charts_of_a_passed_run_take_two_screens(port: int, folder: Path) -> None:
+def test_verdict_and_table_of_a_passed_run_take_one_screen(port: int, folder: Path) -> None:
     async def look(page: Page) -> tuple[float, int]:
         await page.look(1280, 900)
         top = await page.ask("document.querySelector('#findings').getBoundingClientRect().top + scrollY")
         return top, await page.ask("document.body.innerText.split(/\\s+/).length")
 
     top, words = visit(port, folder / "healthy.html", look)
-    assert top < 2 * 900
+    assert top < 900
     assert words < 900
 
 
@@ -162,20 +125,6 @@ def test_faint_words_are_seen(port: int, folder: Path) -> None:
         return await page.ask(FAINT)
 
     assert visit(port, faint, look)
-
-
-def test_words_on_each_other_are_seen(port: int, folder: Path) -> None:
-    crowded = folder / "crowded.html"
-    crowded.write_text((folder / "healthy.html").read_text().replace("font-size: 12.5px", "font-size: 30px"))
-
-    async def look(page: Page) -> Any:
-        await page.look(1280)
-        await page.ask(UNFOLD)
-        return await page.ask(OVERLAPS), await page.ask(STRAY)
-
-    overlaps, stray = visit(port, crowded, look)
-    assert overlaps
-    assert stray
 
 
 def test_nothing_hostile_happens(port: int, folder: Path) -> None:
@@ -231,8 +180,4 @@ def test_those_who_cannot_see_hear_what_is_there(port: int, folder: Path) -> Non
 
     heard = visit(port, folder / "healthy.html", look)
     roles = [role for role, _ in heard]
-    assert {"banner", "navigation", "main", "contentinfo", "figure", "table"} <= set(roles)
-    drawings = [name for role, name in heard if role in {"image", "img", "graphics-document"}]
-    assert len(drawings) == 3
-    assert all(drawings)
-    assert any(name.startswith("Mean acceptance length") for name in drawings)
+    assert {"banner", "navigation", "main", "contentinfo", "table"} <= set(roles)

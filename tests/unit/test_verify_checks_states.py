@@ -1,17 +1,16 @@
 """The slow state of a card and a wedged engine are told from healthy ones, and from other trouble."""
 
 import dataclasses
-import math
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from verify_kit import SEEDS, Server, boot_facts, by_name, context, costly, profile, run
+from verify_kit import SEEDS, Server, by_name, context, costly, profile, run
 
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import HostSample, MetricsSnapshot, Observation
 from sparkwright.verify.checks import ALL
-from sparkwright.verify.checks.machine import energy_per_token_j, find_wedge
+from sparkwright.verify.checks.machine import find_wedge
 from sparkwright.verify.corpus import load_corpus
 
 USUAL, HELD = "the card runs at its usual clocks", "no request is held without progress"
@@ -153,16 +152,3 @@ def test_power_tells_kinds_of_wedges_apart(readings: dict[str, Any], says: str) 
 )
 def test_other_trouble_is_no_wedge(changes: dict[str, Any]) -> None:
     assert find_wedge(frozen(burst()[0], **changes), 1.0) is None
-
-
-# Energy and the simulated card ---------------------------------------------------------------------------
-
-
-def test_energy_is_power_over_time_and_tokens() -> None:
-    made = run(ALL["sweep"], context(profile(), boot_facts()), Server())[0]
-    tokens = sum(sample.output_tokens for sample in made.samples)
-    seen = replace(made, host=card(**WELL))
-    assert energy_per_token_j(seen) == pytest.approx(38.0 * made.seconds / tokens)
-    assert energy_per_token_j(seen, 60.0) == pytest.approx(60 * 38.0 * made.seconds / tokens)
-    for host in ((), card(2, **WELL), card(**IDLE), card(gpu_clock_mhz=2400, gpu_utilization=90)):
-        assert math.isnan(energy_per_token_j(replace(made, host=host)))

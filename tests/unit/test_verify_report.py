@@ -23,11 +23,9 @@ from report_kit import shown
 from sparkwright.base.text import clean
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify.checks import ALL
-from sparkwright.verify.report import render_csv, render_html
-from sparkwright.verify.report.charts import comparison_rows
+from sparkwright.verify.report import render_html
 from sparkwright.verify.report.figures import cells
-from sparkwright.verify.report.overview import consequences
-from sparkwright.verify.report.text import number
+from sparkwright.verify.report.overview import comparison_rows, consequences, number
 from sparkwright.verify.run import Run
 
 parse = ET.fromstring  # our own XML
@@ -65,8 +63,8 @@ GOLDEN = Path(__file__).parent / "golden" / "report"
 
 
 def words_of(run: Run) -> str:
-    """The words of the page but those of drawings, a line for each element."""
-    page = re.sub(r"<(style|svg)\b.*?</\1>", "", render_html(run), flags=re.DOTALL)
+    """The words of the page, a line for each element."""
+    page = re.sub(r"<style\b.*?</style>", "", render_html(run), flags=re.DOTALL)
     lines = (" ".join(line.split()) for line in re.sub(r"<[^>]*>", "\n", page).splitlines())
     return html.unescape("\n".join(filter(None, lines))) + "\n"
 
@@ -75,7 +73,6 @@ def words_of(run: Run) -> str:
     ("name", "render"),
     [
         ("page.txt", words_of),
-        ("cells.csv", lambda run: render_csv(run).replace("\r\n", "\n")),
         ("terminal.txt", lambda run: shown(run, terminal=False)),
     ],
 )
@@ -93,9 +90,6 @@ def test_a_page_is_whole_and_loads_nothing(request: pytest.FixtureRequest, run: 
         assert len(page.all(tag)) == 1
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
-    for drawing in page.all("svg"):
-        assert drawing["role"] == "img"
-        assert set(drawing["aria-labelledby"].split()) <= set(ids)
     for section in page.all("section"):
         assert section.get("aria-label") or section["aria-labelledby"] in ids
     assert {link[1:] for one in page.all("a") if (link := one["href"]).startswith("#")} <= set(ids)
@@ -122,8 +116,7 @@ def test_a_healthy_run_has_passed(good: PageReader) -> None:
     "run", [Run(), Run(manifest={"model": "m"}), Run(findings=report_kit.healthy_findings(()))]
 )
 def test_little_is_enough(run: Run) -> None:
-    page = PageReader(render_html(run))
-    assert page.all("figure") == [] or run.findings
+    assert "Findings" in PageReader(render_html(run)).text
 
 
 def test_nothing_concluded_is_not_a_pass() -> None:
@@ -157,7 +150,6 @@ def test_findings_of_real_checks_are_told() -> None:
     page = PageReader(render_html(run))
     assert run.verdict is not Verdict.FAIL
     assert all(" ".join(finding.cause.split()) in page.text for finding in findings)
-    assert [one["id"] for one in page.all("figure")][:2] == ["chart-throughput", "chart-mal"]
     for finding in findings:
         for name, value in finding.measured.items():  # the page's figures are the checks' own
             if name.endswith("steady tok/s"):
@@ -168,7 +160,7 @@ def test_findings_of_real_checks_are_told() -> None:
     ("changes", "rows"),
     [
         ({}, [("n", "1.10", "1", "1.20")]),
-        ({"high": "unknown", "low": 0.0}, [("n", "1.10", "0", "∞")]),
+        ({"high": "inf", "low": None}, [("n", "1.10", "\N{EN DASH}", "inf")]),
         ({"speed over the baseline's": None}, []),
     ],
 )
@@ -259,7 +251,7 @@ def test_what_is_not_applicable_is_said_once_and_counts_for_nothing() -> None:
 # What shows at once --------------------------------------------------------------------------------------
 
 
-def test_a_passed_run_shows_verdict_table_and_charts_and_folds_the_rest(healthy: Run) -> None:
+def test_a_passed_run_shows_verdict_and_table_and_folds_the_rest(healthy: Run) -> None:
     shown = PageReader(render_html(healthy)).shown
     assert len(shown.split()) < 700
     assert "TPOT p95 ms" in shown

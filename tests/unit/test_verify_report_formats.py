@@ -1,19 +1,13 @@
-"""The table of cells and the terminal: each in its own form, and unharmed by what servers send."""
+"""Words of figures, and the terminal, unharmed by what servers send."""
 
-import csv
-import io
-from typing import Any
+import math
 
 import pytest
 import report_kit
 from msgspec.structs import replace
 from report_kit import shown
-from verify_kit import Server, boot_facts, context, failing, profile
-from verify_kit import run as measured
 
-from sparkwright.engine.observations import FailureKind, HostSample, Observation
-from sparkwright.verify.checks import ALL
-from sparkwright.verify.report import render_csv
+from sparkwright.verify.report.overview import duration, number, share
 from sparkwright.verify.run import Run
 
 
@@ -22,45 +16,39 @@ def healthy() -> Run:
     return report_kit.healthy()
 
 
-# The table of cells -----------------------------------------------------------------------------------
+# Words ---------------------------------------------------------------------------------------------------
 
 
-def table(observations: list[Observation]) -> list[dict[str, str]]:
-    text = render_csv(Run(facts={("main", 0): boot_facts()}, observations=observations))
-    return list(csv.DictReader(io.StringIO(text, newline="")))
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (0.0, "0"),
+        (-0.0, "0"),
+        (3.0, "3"),
+        (1234567.0, "1,234,567"),
+        (1872.4, "1,872"),
+        (41.04, "41.0"),
+        (0.6104, "0.610"),
+        (-35.69, "\N{MINUS SIGN}35.7"),
+        (0.0000123, "1.23e\N{MINUS SIGN}05"),
+        (math.nan, "\N{EN DASH}"),
+        (None, "\N{EN DASH}"),
+        (math.inf, "∞"),
+        (-math.inf, "\N{MINUS SIGN}∞"),
+        (99.99, "100"),
+    ],
+)
+def test_numbers(value: float | None, words: str) -> None:
+    assert number(value).removesuffix(".0") == words.removesuffix(".0")
 
 
-def swept(**changes: Any) -> list[Observation]:
-    return measured(ALL["sweep"], context(profile()), Server(**changes))
-
-
-def test_what_is_unknown_is_empty_and_never_nan() -> None:
-    rows = table(swept(k=0))
-    assert {row["mean_acceptance_length"] for row in rows} == {""}
-    assert {row["gpu_power_mean_w"] for row in rows} == {""}
-    failed = [failing(observation, FailureKind.STALL) for observation in swept()]
-    assert {row["ttft_p50_ms"] for row in table(failed)} == {""}
-    rows = table(failed)
-    assert all(row.pop("trouble") for row in rows)
-    assert "nan" not in str(rows)
-
-
-def test_the_machine_is_summed_up_over_the_samples_that_know_it() -> None:
-    host = (
-        HostSample(at=1, memory_available_mib=9000, gpu_power_w=40, gpu_temperature_c=60, gpu_clock_mhz=2000),
-        HostSample(at=2, memory_available_mib=8000, gpu_power_w=60, gpu_temperature_c=70),
-    )
-    row = table([replace(swept()[0], host=host)])[0]
-    assert (row["memory_available_min_mib"], row["gpu_power_mean_w"]) == ("8000", "50.0")
-    assert (row["gpu_temperature_max_c"], row["gpu_clock_min_mhz"]) == ("70", "2000")
-
-
-@pytest.mark.parametrize("start", ["=", "+", "-", "@"])
-def test_nothing_is_a_formula(start: str) -> None:
-    seen = swept()[0]
-    cell = replace(seen.cell, name=f"{start}cmd|' /C calc'!A0")
-    row = table([replace(seen, cell=cell)])[0]
-    assert row["cell"].startswith(f"'{start}")
+def test_other_words() -> None:
+    assert [duration(s) for s in (0, 45, 59.96, 60, 1080, 9360)] == [
+        *("0 s", "45 s", "60 s", "1:00 min", "18:00 min", "2:36 h"),
+    ]
+    assert [share(value) for value in (0.457, 0.25, 0.003, 1.0, math.nan)] == [
+        *("45.7 %", "25 %", "0.3 %", "100 %", "\N{EN DASH}"),
+    ]
 
 
 # The terminal -----------------------------------------------------------------------------------------

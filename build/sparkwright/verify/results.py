@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from sparkwright.base.config import to_builtins
-from sparkwright.base.digests import sha256_file
+from sparkwright.base.digests import sha256_file, to_json
 from sparkwright.base.errors import StorageError
 from sparkwright.engine.findings import Verdict
 from sparkwright.verify.journal import FILE, Contents, read_journal
@@ -20,7 +20,7 @@ from sparkwright.verify.run import Run
 
 VERDICT_FORMAT = 1
 """Of ``verdict.json``: raised where a reader of the one before would misread it."""
-REPORT, VERDICT, TABLE = "report.html", "verdict.json", "cells.csv"
+REPORT, VERDICT = "report.html", "verdict.json"
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ def load_run(folder: Path) -> Run:
 
 
 def write_results(folder: Path) -> Results:
-    """Write the report, the verdict and the table of the run in *folder*.
+    """Write the report and the verdict of the run in *folder*.
 
     Raises:
         ConfigError: there is no run, or its journal is damaged.
@@ -86,7 +86,7 @@ def write_results(folder: Path) -> Results:
 
 
 def write_report(run: Run, folder: Path, *, also: tuple[str, ...] = ()) -> Results:
-    """Write the report, the verdict and the table of cells of *run* to *folder*.
+    """Write the report and the verdict of *run* to *folder*.
 
     Args:
         run: observations and findings.
@@ -98,7 +98,7 @@ def write_report(run: Run, folder: Path, *, also: tuple[str, ...] = ()) -> Resul
     """
     from sparkwright.verify.report import render_html
 
-    rendered = {REPORT: render_html(run).encode(), **_tables(run)}
+    rendered = {REPORT: render_html(run).encode(), VERDICT: to_json(described(run)) + b"\n"}
     return Results(run, folder, write_files(folder, rendered, also))
 
 
@@ -111,15 +111,6 @@ def write_files(
         replace_file(folder / name, data)
     paths = [folder / name for name in (*rendered, *also)]
     return tuple((path, path.stat().st_size, sha256_file(path)) for path in paths)
-
-
-def _tables(run: Run) -> dict[str, bytes]:
-    """Return the verdict and the table of cells, if there are any, by the names of their files."""
-    from sparkwright.base.digests import to_json
-    from sparkwright.verify.report import render_csv
-
-    cells = {TABLE: render_csv(run).encode()} if run.observations else {}
-    return {VERDICT: to_json(described(run)) + b"\n", **cells}
 
 
 def described(run: Run) -> dict[str, Any]:

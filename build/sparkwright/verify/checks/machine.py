@@ -9,7 +9,6 @@ with no reason for it in the driver's mask. That is called its slow state here.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -48,7 +47,6 @@ LITTLE = 0.6
 """Share of the power under load below which a card computes nothing useful."""
 LOW_W = 30.0
 """Power in W below which a GB10 computes nothing, where none was read while tokens came."""
-_FEWEST = 3  # samples of power for an energy
 
 
 def disturbances(observation: Observation) -> tuple[str, ...]:
@@ -98,25 +96,6 @@ def describe_card(samples: Sequence[HostSample]) -> str:
     )
     powers = [sample.gpu_power_w for sample in samples if sample.gpu_power_w >= 0]
     return f"{clock:.0f} of {most:.0f} MHz" + (f" at {median(powers):.0f} W" if powers else "")
-
-
-def energy_j(observation: Observation, speed: float = 1.0) -> float:
-    """Return the energy that the card drew during *observation*, in joules; NaN where it was not read.
-
-    Mean power over the samples (trapezoids) times the time from the first request's start to the last one's
-    end, in the server's time. It is the card's own figure, without CPU, memory and power supply.
-    """
-    known = [one for one in observation.host if one.gpu_power_w >= 0]
-    if len(known) < _FEWEST or not under_load(known):
-        return math.nan
-    joules = sum((b.gpu_power_w + a.gpu_power_w) / 2 * (b.at - a.at) for a, b in pairwise(known))
-    return joules / (known[-1].at - known[0].at) * observation.seconds * speed
-
-
-def energy_per_token_j(observation: Observation, speed: float = 1.0) -> float:
-    """Return `energy_j` for each generated token, those of warm-ups included; NaN where it is not known."""
-    tokens = sum(one.output_tokens for one in observation.samples if one.failure is None)
-    return energy_j(observation, speed) / tokens if tokens else math.nan
 
 
 def without_disturbed(seen: CheckedCells) -> CheckedCells:

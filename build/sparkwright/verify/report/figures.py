@@ -1,9 +1,8 @@
-"""Figures that a report shows: those that checks judge by, and acceptance over time."""
+"""Figures that a report shows: those that checks judge by, and their surroundings."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -11,12 +10,8 @@ import msgspec
 from sparkwright.engine.metrics import Speculation, hit_rate, speculation
 from sparkwright.engine.observations import MetricsSnapshot, Observation
 from sparkwright.verify.checks.figures import Figures, figures
-from sparkwright.verify.checks.machine import energy_per_token_j
 from sparkwright.verify.checks.triage import troubles
 from sparkwright.verify.run import Run
-
-_NEARLY = 0.98  # of a window: snapshots do not come on the second
-_FULL = 0.5  # of it: less is the end of a cell, when little runs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +23,6 @@ class CellFigures(Figures):
         speculation: the result of drafting, or `None` where counters do not hold it.
         hit_rate: share of prompt tokens that came from the prefix cache.
         trouble: the reasons not to trust its figures; empty if there are none.
-        energy_j: that the card drew for each generated token, in the server's time; NaN where not read.
     """
 
     observation: Observation
@@ -37,7 +31,6 @@ class CellFigures(Figures):
     speculation: Speculation | None
     hit_rate: float
     trouble: tuple[str, ...]
-    energy_j: float = math.nan
 
     @property
     def mal(self) -> float:
@@ -66,7 +59,6 @@ def _cell(observation: Observation, speed: float) -> CellFigures:
         speculation=spec,
         hit_rate=_hits(observation.before, observation.after),
         trouble=tuple(trouble.cause for trouble in troubles(observation)),
-        energy_j=energy_per_token_j(observation, speed),
     )
 
 
@@ -87,26 +79,3 @@ def _hits(before: MetricsSnapshot | None, after: MetricsSnapshot | None) -> floa
         return hit_rate(before, after)
     except ValueError:
         return math.nan
-
-
-# Over time ----------------------------------------------------------------------------------------------
-
-
-def windows(observation: Observation, speed: float, window_s: float) -> Iterator[tuple[float, float]]:
-    """Yield acceptance in windows of about *window_s* over a cell, at their middles in the server's seconds.
-
-    A window ends with the first snapshot that is late enough; a short rest, and a window in which nothing was
-    drafted or counters restarted, is left out.
-    """
-    ends = (observation.before, *observation.series, observation.after)
-    snapshots = [snapshot for snapshot in ends if snapshot is not None]
-    first = origin = snapshots[0] if snapshots else None
-    for later in snapshots[1:]:
-        if first is None or origin is None:
-            return
-        seconds = (later.at - first.at) * speed / 1e9
-        if seconds >= window_s * (_FULL if later is snapshots[-1] else _NEARLY):
-            spec = _speculation(first, later)
-            if spec and spec.draft_tokens > 0:
-                yield (later.at + first.at - 2 * origin.at) * speed / 2e9, spec.acceptance_rate
-            first = later

@@ -13,17 +13,25 @@ from sparkwright.base.page import page_environment
 from sparkwright.base.text import clean
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import Observation
-from sparkwright.verify.report.charts import COMPARISON_COLUMNS, charts_of, comparison_rows
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.report.overview import (
+    COMPARISON_COLUMNS,
+    NOTHING,
+    SYMBOLS,
+    WORDS,
+    comparison_rows,
     consequences,
     disturbed_levels,
+    duration,
+    figure,
     flat,
     headline,
     level_table,
     levels,
+    number,
+    plural,
+    share,
 )
-from sparkwright.verify.report.text import NOTHING, SYMBOLS, WORDS, duration, figure, number, plural, share
 from sparkwright.verify.run import Run, worst
 
 if TYPE_CHECKING:
@@ -46,9 +54,7 @@ def render_html(run: Run) -> str:
         run=run,
         head=_head(run),
         headline=headline(run),
-        charts=charts_of(run),
         comparison=(COMPARISON_COLUMNS, comparison_rows(run)),
-        troubled=any(cell.trouble for cell in found),
         speeds=level_table(speeds),
         disturbed=disturbed_levels(speeds),
         followers=followers,

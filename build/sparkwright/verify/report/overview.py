@@ -13,9 +13,73 @@ from sparkwright.verify.checks.acceptance import DECAYS, INERT_CAUSE
 from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.checks.triage import troubles
 from sparkwright.verify.report.figures import CellFigures
-from sparkwright.verify.report.text import number, plural
 from sparkwright.verify.run import Run
 from sparkwright.verify.statistics import summary
+
+MINUS, NOTHING = "\N{MINUS SIGN}", "\N{EN DASH}"
+
+SYMBOLS = {
+    Verdict.PASS: "✓",
+    Verdict.NOT_APPLICABLE: NOTHING,
+    Verdict.INCONCLUSIVE: "?",
+    Verdict.INVALID: "⊘",
+    Verdict.FAIL: "✗",
+}
+WORDS = {
+    Verdict.PASS: "Passed",
+    Verdict.NOT_APPLICABLE: "Not applicable",
+    Verdict.INCONCLUSIVE: "Inconclusive",
+    Verdict.INVALID: "Invalid",
+    Verdict.FAIL: "Failed",
+}
+
+_SIGNIFICANT = 3
+
+
+def number(value: float | None) -> str:
+    """Return *value* with three significant digits, or a dash where there is none."""
+    if value is None or math.isnan(value):
+        return NOTHING
+    if math.isinf(value):
+        return "∞" if value > 0 else f"{MINUS}∞"
+    if value == int(value) and abs(value) < 1e15:  # noqa: PLR2004 - beyond, digits are no longer exact
+        return f"{int(value):,}".replace("-", MINUS)
+    if abs(value) >= 100:  # noqa: PLR2004 - three digits before the point
+        return f"{value:,.0f}".replace("-", MINUS)
+    if abs(value) < 1e-4:  # noqa: PLR2004
+        return f"{value:.2e}".replace("-", MINUS)
+    digits = max(0, _SIGNIFICANT - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:.{digits}f}".replace("-", MINUS)
+
+
+def figure(value: float | str) -> str:
+    """Return one entry of a finding's ``measured``."""
+    return clean(value) if isinstance(value, str) else number(value)
+
+
+def duration(seconds: float) -> str:
+    """Return *seconds* as a moment on a time axis: ``45 s``, ``12:30 min``, ``1:05 h``."""
+    if seconds < 60:  # noqa: PLR2004
+        return f"{number(round(seconds, 1))} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:  # noqa: PLR2004
+        return f"{minutes}:{rest:02d} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d} h"
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """Return a count with its noun: ``1 cell``, ``2 cells``."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def share(value: float) -> str:
+    """Return 0.25 as ``25 %``, to a tenth."""
+    return f"{value * 100 + 0.0:.1f}".removesuffix(".0") + " %" if math.isfinite(value) else NOTHING
+
+
+# Words and figures --------------------------------------------------------------------------------------
+
 
 # The manifest's entries that have places of their own on the page.
 _SHOWN_ELSEWHERE = {"files", "report"}
@@ -38,7 +102,6 @@ class Level(NamedTuple):
             over the whole cell.
         ttft_p50_ms: time to the first token, over all requests.
         acceptance: mean acceptance length in tokens a step, mean of the categories.
-        energy_j: that the card drew for each generated token.
         disturbed: reasons for which these figures are not the usual ones, see `checks.machine`.
     """
 
@@ -49,7 +112,6 @@ class Level(NamedTuple):
     tpot_p50_ms: float
     tpot_p95_ms: float = math.nan
     acceptance: float = math.nan
-    energy_j: float = math.nan
     disturbed: tuple[str, ...] = ()
 
 
@@ -77,7 +139,6 @@ def _level(concurrency: int, of: Sequence[CellFigures], speed: float) -> Level:
         tpot.p50 if tpot else math.nan,
         tpot.p95 if tpot else math.nan,
         _mean([cell.mal for cell in of]),
-        _mean([cell.energy_j for cell in of]),
         tuple(dict.fromkeys(why for cell in of for why in disturbances(cell.observation))),
     )
 
@@ -88,35 +149,49 @@ def _mean(values: Sequence[float]) -> float:
 
 
 LEVEL_COLUMNS = ("c", "tok/s", "TTFT p50 ms", "TTFT p95 ms", "TPOT p50 ms", "TPOT p95 ms")
-"""Heads of `level_table`; acceptance and energy follow where they are known."""
+"""Heads of `level_table`; acceptance follows where it is known."""
 
 
 def level_table(found: Sequence[Level]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return heads and rows of the table of speed by concurrency; a star marks a disturbed machine."""
     if not found:
         return (), []
-    more = [
-        (head, name)
-        for head, name in (("tokens/step", "acceptance"), ("J/token", "energy_j"))
-        if any(math.isfinite(getattr(one, name)) for one in found)
-    ]
+    drafted = any(math.isfinite(one.acceptance) for one in found)
+    marked = any(one.disturbed for one in found)
     rows = [
         (
             str(one.concurrency),
             *map(number, (one.tok_s, one.ttft_p50_ms, one.ttft_p95_ms, one.tpot_p50_ms, one.tpot_p95_ms)),
-            *(number(getattr(one, name)) for _, name in more),
-            *([STAR] if one.disturbed else [""] if any(other.disturbed for other in found) else []),
+            *([number(one.acceptance)] if drafted else []),
+            *([STAR if one.disturbed else ""] if marked else []),
         )
         for one in found
     ]
-    marked = any(one.disturbed for one in found)
-    return (*LEVEL_COLUMNS, *(head for head, _ in more), *(["marked"] if marked else [])), rows
+    return (*LEVEL_COLUMNS, *(["tokens/step"] * drafted), *(["marked"] * marked)), rows
 
 
 def disturbed_levels(found: Sequence[Level]) -> list[str]:
     """Return a line for each concurrency whose figures are not the usual ones, with the first reason."""
     return [
         f"{STAR} c={one.concurrency}: {one.disturbed[0]}; not comparable" for one in found if one.disturbed
+    ]
+
+
+# Names of a comparison's measurements; unknown ones are words.
+_RATIO, _LOW, _HIGH = "speed over the baseline's", "low", "high"
+COMPARISON_COLUMNS = ("comparison", "ratio", "low", "high", "verdict")
+
+
+def comparison_rows(run: Run) -> list[tuple[str, ...]]:
+    """Return the intervals of a comparison as its findings hold them; a bound that is missing has a dash."""
+    return [
+        (
+            one.name,
+            *(figure(one.measured.get(name, math.nan)) for name in (_RATIO, _LOW, _HIGH)),
+            one.verdict.value,
+        )
+        for one in run.findings
+        if one.check == "compare" and _RATIO in one.measured
     ]
 
 

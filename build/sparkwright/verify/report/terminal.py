@@ -10,13 +10,16 @@ from sparkwright.base.text import clean
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.report.overview import (
+    SYMBOLS,
+    WORDS,
     consequences,
     disturbed_levels,
+    duration,
     headline,
     level_table,
     levels,
+    plural,
 )
-from sparkwright.verify.report.text import SYMBOLS, WORDS, duration, plural
 from sparkwright.verify.run import Run, worst
 
 if TYPE_CHECKING:
