@@ -1,6 +1,5 @@
 """The search for a capacity against the simulated server, and open loops against a server that waits."""
 
-import csv
 import json
 import subprocess
 import sys
@@ -86,20 +85,17 @@ def test_a_search_that_was_killed_goes_on_with_the_next_step(tmp_path: Path) -> 
     assert len({step["id"] for step in found}) == len(found)
     page = write_results(run).report.read_text()
     assert all(f"step {number}: " in page for number in range(1, len(found) + 1))
-    rows = list(csv.DictReader((run / "cells.csv").read_text().splitlines()))
-    rates = [step["observation"]["cell"]["load"]["rate"] for step in found]
-    assert [float(row["rate_req_s"]) for row in rows] == pytest.approx(rates, abs=1e-4)  # with four decimals
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
         (("--demo", "--slo", "ttft_p95=2"), "unit is missing"),
-        (("--demo", "--slo", "ttft_p95=2s", "--prompts", "own.jsonl", "--input-tokens", "500"), "exclude"),
+        (("--demo", "--slo", "ttft_p95=2s", "--prompts", "own.jsonl"), "line 1 is not JSON"),
     ],
 )
 def test_what_cannot_be_searched_is_refused_before_anything_starts(tmp_path, arguments, told):
-    (tmp_path / "own.jsonl").write_text('{"prompt": "x"}\n')
+    (tmp_path / "own.jsonl").write_text('{"prompt": "x"')
     done = call("verify", *arguments, "--out", "run", cwd=tmp_path)
     assert done.returncode != 0
     assert told in " ".join(done.stderr.split())

@@ -176,7 +176,6 @@ def test_the_truth_is_told_of_each_request(tmp_path: Path) -> None:
         )
         assert trace["tokens"] == 40
         assert trace["drafts"] == trace["chunks"] - 1
-        assert trace["category"] == "code"
 
 
 def test_a_client_that_goes_is_forgotten(tmp_path: Path) -> None:

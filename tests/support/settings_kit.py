@@ -29,8 +29,8 @@ from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import plan_of
 from sparkwright.verify.profile import PROFILES, Profile
 from sparkwright.verify.results import Results, write_results
+from sparkwright.verify.runner import write_tuned
 from sparkwright.verify.setup import prepare
-from sparkwright.verify.tuned import write_tuned
 
 RECIPE = "qwen3.8-27b-mtp"
 TOKENS = "num-speculative-tokens"

@@ -11,7 +11,7 @@ from sparkwright.engine.client import EndpointFacts
 from sparkwright.engine.metrics import MetricSample, parse_exposition, parse_snapshot
 from sparkwright.engine.observations import BootFacts
 from sparkwright.verify.options import VerifyOptions
-from sparkwright.verify.probe_capabilities import lacking_facts
+from sparkwright.verify.setup import lacking_facts
 
 NAME = 'served "as" a\\b'
 ESCAPED = r"served \"as\" a\\b"

@@ -17,7 +17,6 @@ from sparkwright.base.errors import ConfigError
 from sparkwright.engine.client.load import arrivals
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import (
-    BootFacts,
     Chunk,
     FailureKind,
     HostSample,
@@ -28,7 +27,6 @@ from sparkwright.engine.observations import (
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.capacity import capacity_check, grows, lateness_s, step_of
 from sparkwright.verify.corpus import load_corpus
-from sparkwright.verify.datasets import Dataset
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import plan_of
 from sparkwright.verify.profile import Profile
@@ -297,13 +295,6 @@ def test_a_server_that_ends_fails_and_is_sent_nothing_more() -> None:
     (rate,) = CHECK.judge(CONTEXT, [died])
     assert rate.verdict is Verdict.FAIL
     assert "137" in rate.cause
-
-
-def test_documents_have_the_length_that_was_asked_for() -> None:
-    facts = {("main", 0): BootFacts(words_per_token=0.5)}
-    there = dataclasses.replace(CONTEXT, facts=facts, dataset=Dataset(input_tokens=1000))
-    (cell,) = CHECK.cells(there)
-    assert {len(prompt.text.split()) for prompt in cell.prompts} <= set(range(450, 560))
 
 
 def test_a_simulator_on_a_fast_clock_is_sent_fewer_requests() -> None:

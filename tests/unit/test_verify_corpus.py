@@ -8,7 +8,7 @@ import pytest
 
 from sparkwright.base.errors import UnknownNameError
 from sparkwright.verify.corpus import CATEGORIES, holds, load_corpus
-from sparkwright.verify.corpus.document import WORDS_PER_TOKEN, write_document
+from sparkwright.verify.corpus.collection import WORDS_PER_TOKEN, write_document
 
 NAMES = {
     "comb": math.comb,

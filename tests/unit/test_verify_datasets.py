@@ -1,4 +1,4 @@
-"""Files of prompts are read in each form, bad ones are refused with the line, and sweeps send them."""
+"""Files of prompts are read, bad ones are refused with the line, and sweeps send them."""
 
 import json
 import re
@@ -6,23 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from verify_kit import KitCorpus, boot_facts, context, profile
+from verify_kit import context, profile
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import ConfigError
 from sparkwright.engine.cell import Prompt
 from sparkwright.engine.client.payload import messages_of
 from sparkwright.verify.checks import ALL
-from sparkwright.verify.datasets import DOCUMENTS, Dataset, read_prompts, read_same
+from sparkwright.verify.datasets import Dataset, read_prompts, read_same
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import plan_of, profile_of
 
 TALK = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello."}]
-SHARE = [
-    {"from": "human", "value": "Hi."},
-    {"from": "gpt", "value": "Yes?"},
-    {"from": "human", "value": "Why?"},
-]
 
 
 def written(folder: Path, text: str | bytes, name: str = "own.jsonl") -> Path:
@@ -35,45 +30,38 @@ def test_prompts_are_read_in_each_form(tmp_path: Path) -> None:
     lines = written(
         tmp_path, json.dumps({"messages": TALK}) + "\n\n" + json.dumps({"prompt": "Sum up."}) + "\n"
     )
-    whole = json.dumps([{"id": "1", "conversations": [*SHARE, {"from": "gpt", "value": "So."}]}])
     talk, plain = read_prompts(lines)
     assert messages_of(talk, "") == TALK
     assert messages_of(talk, "7") == [TALK[0], {"role": "user", "content": "[7]\nHello."}]
     assert (plain.text, plain.history, plain.category) == ("Sum up.", (), "own")
-    (shared,) = read_prompts(written(tmp_path, whole, "share.json"))
-    assert [message.role for message in shared.history] == ["user", "assistant"]
-    assert {talk.category, shared.category} == {"own chats"}
-    assert shared.text == "Why?"
+    assert talk.category == "own chats"
+    long = [*TALK, {"role": "assistant", "content": "Yes?"}, TALK[1], {"role": "assistant", "content": "So."}]
+    (cut,) = read_prompts(written(tmp_path, json.dumps({"messages": long})))
+    assert [message.role for message in cut.history] == ["system", "user", "assistant"]
+    assert cut.text == "Hello."
 
 
-def test_parts_of_text_marks_of_order_and_conversations_without_a_user_are_taken_as_they_come(tmp_path):
+def test_parts_of_text_and_a_mark_of_order_are_taken_as_they_come(tmp_path):
     parts = [{"role": "user", "content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo."}]}]
     (prompt,) = read_prompts(written(tmp_path, b"\xef\xbb\xbf" + json.dumps({"messages": parts}).encode()))
     assert prompt.text == "Hello."
-    entries: list[dict[str, Any]] = [{"conversations": []}, {"conversations": [SHARE[1]]}]
-    (kept,) = read_prompts(written(tmp_path, json.dumps([*entries, {"conversations": SHARE}])))
-    assert kept.name == "own/entry 3"
-
-
-LIST = '[\n {"prompt": "a"},\n {"prompt": "b"},\n %s\n]'
 
 
 @pytest.mark.parametrize(
     ("text", "because"),
     [
         ("", "no prompt"),
-        ("[]", "no prompt"),
-        ('[{"conversations": []}]', "no prompt"),
+        ("[]", "line 1 has no prompt"),
+        ("17", "line 1 has no prompt"),
+        ('{"conversations": [{"from": "human", "value": "Hi."}]}', "line 1 has no prompt"),
         ("{", "line 1 is not JSON"),
         ('{"prompt": "a"}\n{"prompt": ', "line 2 is not JSON"),
         ('{"prompt": ""}', "line 1 has no prompt"),
         ('\n{"messages": [{"role": "robot", "content": "x"}]}', "line 2 has a message of 'robot'"),
         ('{"messages": [{"role": "user", "content": [1]}]}', "no text"),
         ('{"messages": [{"role": "assistant", "content": "x"}]}', "no message of a user"),
-        (LIST % '{"prompt": }', "it is not JSON"),
-        (LIST % '{"messages": [{"role": "robot"}]}', "entry 3 has a message of 'robot'"),
-        (LIST % "17", "entry 3 has no prompt"),
-        (b'[\n{"prompt": "a"},\n{"prompt": "\xff"}]', "it is not JSON"),
+        ('{"messages": [17]}', "line 1 has a message of None"),
+        (b'{"prompt": "a"}\n{"prompt": "\xff"}', "line 2 is not JSON"),
     ],
 )
 def test_a_file_without_prompts_is_refused(tmp_path: Path, text: str | bytes, because: str) -> None:
@@ -116,16 +104,6 @@ def test_a_sweep_sends_the_prompts_of_a_file(tmp_path: Path, *, chats: bool) -> 
     assert {finding.name for finding in ALL["sweep"].judge(to, [])} >= {"own: served at every level"}
 
 
-def test_a_sweep_sends_documents_of_one_length() -> None:
-    to = context(profile(levels=(1,)), boot_facts(words_per_token=0.5), dataset=Dataset(input_tokens=2000))
-    (cell,) = ALL["sweep"].cells(to)
-    assert (cell.name, cell.tags["category"]) == (f"{DOCUMENTS} c=1", DOCUMENTS)
-    assert {len(prompt.text.split()) - 4 for prompt in cell.prompts} <= set(range(995, 1005))
-    assert len({prompt.text for prompt in cell.prompts}) == len(cell.prompts)
-    unsized = Dataset(input_tokens=2000).take(KitCorpus(), 1, 0, "x")  # type: ignore[arg-type]
-    assert len(unsized[0].text.split()) > 1500
-
-
 def test_a_sweep_of_the_corpus_is_what_it_was() -> None:
     assert [cell.key for cell in ALL["sweep"].cells(context())][:2] == [
         "1244276c208c3f2f",
@@ -158,7 +136,7 @@ def test_a_rate_adds_its_check_and_output_changes_the_size() -> None:
     ("options", "says"),
     [
         ({"checks": ("arrivals",)}, "needs a rate"),
-        ({"prompts": "own.jsonl", "input_tokens": 500}, "exclude each other"),
+        ({"prompts": "own.jsonl"}, "no such file"),
     ],
 )
 def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], says: str) -> None:
@@ -167,6 +145,6 @@ def test_options_that_contradict_each_other_are_refused(options: dict[str, Any],
 
 
 def test_options_are_recorded_with_the_run() -> None:
-    given = VerifyOptions(prompts="/x", prompts_sha256="00", rates=(0.5,), input_tokens=0, max_tokens=9)
+    given = VerifyOptions(prompts="/x", prompts_sha256="00", rates=(0.5,), max_tokens=9)
     assert VerifyOptions.from_options(given.recorded) == given
     assert VerifyOptions().recorded == {}

@@ -124,7 +124,7 @@ def test_few_prompts_decide_nothing():
 
 @pytest.mark.parametrize(
     ("lacks", "rest"),
-    [({}, Verdict.INCONCLUSIVE), ({"baseline": "no --baseline-url"}, Verdict.NOT_APPLICABLE)],
+    [({}, Verdict.INCONCLUSIVE), ({"baseline": "a server at an address"}, Verdict.NOT_APPLICABLE)],
     ids=["missing", "not given"],
 )
 @pytest.mark.parametrize(("lossy", "verdict"), [(0.0, Verdict.PASS), (0.01, Verdict.FAIL)])

@@ -3,13 +3,7 @@
 import pytest
 from simulator_kit import Bench, prompt
 
-from sparkwright.verify.simulator.model import (
-    CATEGORIES,
-    acceptance_table,
-    accepted_tokens,
-    category_of,
-    mix,
-)
+from sparkwright.verify.simulator.model import acceptance_table, accepted_tokens, mix
 from sparkwright.verify.simulator.request import PrefixCache, block_hash
 from sparkwright.verify.simulator.settings import BLOCK
 
@@ -45,36 +39,14 @@ def test_acceptance_follows_the_table_at_each_position() -> None:
     bench = Bench.of(k=7)
     bench.serve(32, max_tokens=400)
     counters, chance = bench.engine.counters, 1.0
-    for position, conditional in enumerate(acceptance_table("code", 7)):
+    for position, conditional in enumerate(acceptance_table(7)):
         chance *= conditional
         assert counters.per_position[position] / counters.drafts == pytest.approx(chance, abs=0.02)
 
 
-@pytest.mark.parametrize(
-    ("category", "least", "most"),
-    [("code", 3.6, 4.0), ("math", 4.0, 4.4), ("prose", 2.2, 2.6), ("dialogue", 2.4, 2.8)],
-)
-def test_categories_have_their_acceptance_lengths(category: str, least: float, most: float) -> None:
-    chances = acceptance_table(category, 7)
-    drawn = [accepted_tokens(chances, 1.0, mix(1, number)) for number in range(4000)]
-    assert least < 1 + sum(drawn) / len(drawn) < most
-
-
-@pytest.mark.parametrize(
-    ("text", "category"),
-    [
-        ("Write a Python function that sorts a list.", "code"),
-        ("Solve the equation and end with 'Answer: <number>'.", "math"),
-        ("Which of the two hypotheses does the evidence support? Reason step by step.", "reasoning"),
-        ("Write a story in three scenes; describe the old harbour.", "prose"),
-        ("Hi! My cat is ill and I don't know what I should do.", "dialogue"),
-        ("Extract the invoice's fields as JSON with these keys.", "extraction"),
-    ],
-)
-def test_prompts_are_taken_for_what_they_are(text: str, category: str) -> None:
-    assert category_of(text) == category_of(f"[0123456789ab]\n{text}") == category
-    assert category in CATEGORIES
-    assert category_of("My notes: I saw the sea.\n\n" * 100 + text) == category  # what is asked stands below
+def test_a_draft_has_its_mean_acceptance_length() -> None:
+    drawn = [accepted_tokens(acceptance_table(7), 1.0, mix(1, number)) for number in range(4000)]
+    assert 3.6 < 1 + sum(drawn) / len(drawn) < 4.0
 
 
 # Scheduling ----------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from sparkwright.verify.statistics import (
     mcnemar,
     one_sided_excess,
     percentile,
+    ratio_interval,
     steady_window,
     summary,
     t_quantile,
@@ -192,3 +193,14 @@ def test_more_often_counts_as_larger() -> None:
 def test_mcnemar_is_the_sign_test(b: int, c: int, p: float) -> None:
     assert mcnemar(b, c) == pytest.approx(p)
     assert mcnemar(c, b) == pytest.approx(p)
+
+
+# Means of clusters --------------------------------------------------------------------------------------
+
+
+def test_the_interval_of_a_mean_of_clusters_is_students() -> None:
+    mean, low, high = ratio_interval([1.0, 2.0, 3.0], [1.0, 1.0, 1.0], 0.95)
+    assert mean == 2
+    assert high - mean == pytest.approx(4.302653 / 3**0.5, rel=1e-5)
+    wide = ratio_interval([10.0, 20.0, 30.0], [10.0, 10.0, 10.0], 0.95)
+    assert wide == pytest.approx((mean, low, high))  # values of one cluster are no more than it

@@ -92,10 +92,10 @@ def command(
     evaluates tasks.
     """
     require_libraries()
-    keys = os.environ.get("SPARKWRIGHT_API_KEY", ""), os.environ.get("SPARKWRIGHT_BASELINE_API_KEY", "")
+    key = os.environ.get("SPARKWRIGHT_API_KEY", "")
     with showing_run(quiet=quiet or as_json) as log:
         if resume is not None:
-            options = recorded_options(context, resume, asked, keys)
+            options = recorded_options(context, resume, asked, key)
         else:
             if not (wheel or any(asked[name] for name in ("python", "url", "demo"))):
                 chosen = offered_wheel(None, "", _series(asked), offline=offline, make=not only_plan)
@@ -104,7 +104,7 @@ def command(
                     click.echo(f"verifying {wheel}: {chosen.why}", err=True)
             options = options_of(wheel, asked)
         results, done = execute(
-            options, log, keys, out=out, resume=resume, cluster=cluster, offline=offline, force=force,
+            options, log, key, out=out, resume=resume, cluster=cluster, offline=offline, force=force,
             only_plan=only_plan, as_json=as_json,
         )  # fmt: skip
     if results is not None:
@@ -120,7 +120,7 @@ for _option in OPTIONS:
 def execute(
     options: VerifyOptions,
     log: Callable[[Path], None],
-    keys: tuple[str, str] = ("", ""),
+    key: str = "",
     *,
     out: Path | None,
     resume: Path | None,
@@ -162,7 +162,7 @@ def execute(
                 return verify_remotely(machines, options, folder), done
         from sparkwright.verify.runner import run_verification
 
-        return run_verification(plan, folder, keys, offline=offline, refusal=refusal), done
+        return run_verification(plan, folder, key, offline=offline, refusal=refusal), done
 
 
 def _attach(results: Results, options: VerifyOptions) -> None:
@@ -214,23 +214,26 @@ def require_libraries(names: Collection[str] = _LIBRARIES, extra: str = "verify"
         )
 
 
-def recorded_options(
-    context: click.Context, folder: Path, asked: dict[str, Any], keys: tuple[str, str]
-) -> VerifyOptions:
+def recorded_options(context: click.Context, folder: Path, asked: dict[str, Any], key: str) -> VerifyOptions:
     """Return the options of the interrupted run in *folder*; refuse a command line that states any of them.
 
-    Addresses may be repeated.
+    The address may be repeated.
 
     Raises:
-        ConfigError: it does, or a key would go to an address that the journal alone names.
+        ConfigError: it does, or the key would go to an address that the journal alone names.
     """
     from sparkwright.verify.journal import read_journal
     from sparkwright.verify.options import VerifyOptions
 
     options = VerifyOptions.from_options(read_journal(folder).manifest.options)
-    same = {name for name in ("url", "baseline_url") if context.params.get(name) == getattr(options, name)}
+    same = {"url"} if context.params.get("url") == options.url else set()
     refuse_stated(context, "a resumed run keeps its original options", {"resume", "cluster", "force", *same})
-    refuse_keys(folder, options, asked, keys)
+    if key and options.url and not asked["url"]:  # a folder may have come from anywhere
+        raise ConfigError(
+            "a key is sent to no address that only a journal names",
+            because=f"{folder} says {options.url}, and --url was not given",
+            next_step=f"add --url {options.url} if the key is for that server",
+        )
     return options
 
 
@@ -249,22 +252,6 @@ def refuse_stated(context: click.Context, what: str, usual: Collection[str]) -> 
     ]
     if stated:
         raise ConfigError(what, because=f"{stated[0]} was given too", next_step=f"leave out {stated[0]}")
-
-
-def refuse_keys(folder: Path, options: VerifyOptions, asked: dict[str, Any], keys: tuple[str, str]) -> None:
-    """Do nothing if keys go only where the command line says; a folder may have come from anywhere.
-
-    Raises:
-        ConfigError: one would go to an address that the journal alone names.
-    """
-    for name, key in zip(("url", "baseline_url"), keys, strict=True):
-        if key and getattr(options, name) and not asked[name]:
-            option = f"--{name.replace('_', '-')}"
-            raise ConfigError(
-                "a key is sent to no address that only a journal names",
-                because=f"{folder} says {getattr(options, name)}, and {option} was not given",
-                next_step=f"add {option} {getattr(options, name)} if the key is for that server",
-            )
 
 
 def evidence_folder(name: str) -> Path:

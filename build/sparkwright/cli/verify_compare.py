@@ -121,7 +121,7 @@ def command(
         return
     with showing_run(quiet=quiet or as_json) as log:
         if resume is not None:
-            options = recorded_options(context, resume, {**asked, "url": "", "baseline_url": ""}, ("", ""))
+            options = recorded_options(context, resume, {**asked, "url": ""}, "")
         else:
             options = _options_of(kind, str(before), after, vary, asked)
         results, done = execute(

@@ -45,7 +45,6 @@ SEED = click.option("--seed", type=int, default=0, show_default=True, help="Of s
 
 OPTIONS = (
     click.option("--url", default="", help="Verify the server at this address instead of starting one."),
-    click.option("--baseline-url", default="", help="The same without speculation, to compare answers with."),
     click.option(
         "--reference",
         default="",
@@ -73,9 +72,8 @@ OPTIONS = (
     click.option(
         "--prompts",
         type=click.Path(exists=True, dir_okay=False),
-        help="The sweep's prompts: JSON lines with messages or prompt, or ShareGPT's JSON.",
+        help="The sweep's prompts: JSON lines with messages or prompt.",
     ),
-    click.option("--input-tokens", type=click.IntRange(min=120), help="Sweep with documents of this length."),
     click.option("--max-tokens", type=click.IntRange(min=2), help="Output of each request of the sweep."),
     click.option(
         "--rate",
@@ -87,7 +85,6 @@ OPTIONS = (
     click.option(
         "--slo", callback=objective, help="Find the highest rate that keeps these limits: ttft_p95=2s."
     ),
-    click.option("--soak-seconds", "soak_s", type=float, default=0.0, help="How long the soak takes."),
     click.option("--thinking", is_flag=True, help="Let the model think before it answers questions."),
     SPEED,
     SEED,

@@ -10,7 +10,7 @@ from typing import Any
 from sparkwright.engine.cell import Cell, Load, Prompt
 from sparkwright.engine.observations import BootFacts
 from sparkwright.verify.corpus import WORDS_PER_TOKEN, Corpus
-from sparkwright.verify.datasets import Dataset
+from sparkwright.verify.datasets import CATEGORY, Dataset
 from sparkwright.verify.profile import Profile
 
 
@@ -43,7 +43,7 @@ class Context:
     @property
     def sweep_categories(self) -> tuple[str, ...]:
         """Categories of the sweep: the profile's, or that of the user's prompts."""
-        return self.dataset.categories or self.profile.categories
+        return (CATEGORY,) if self.dataset.prompts else self.profile.categories
 
     def judged(self, passed: str) -> str:
         """Return *passed*, the cause of a pass, or that answers of a made-up model are not judged."""
@@ -80,9 +80,9 @@ class Context:
 
     def prompts_of(self, category: str, count: int, salt: str) -> tuple[Prompt, ...]:
         """Return *count* prompts of one of `sweep_categories`, each with a nonce of its own."""
-        if category not in self.dataset.categories:
-            return self.corpus.prompts(category, count, self.profile.seed, salt)
-        return self.dataset.take(self.corpus, count, self.profile.seed, salt, self.main.words_per_token)
+        if self.dataset.prompts:
+            return self.dataset.take(count, self.profile.seed, salt)
+        return self.corpus.prompts(category, count, self.profile.seed, salt)
 
     def prompts_of_each(self, count: int, salt: str, categories: Sequence[str] = ()) -> tuple[Prompt, ...]:
         """Return *count* prompts of each of *categories*, by default the profile's, one after the other."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -10,13 +11,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
-from sparkwright.base.errors import ProcessError, ServerError, ToolError
+from sparkwright.base.errors import ConfigError, ProcessError, ServerError, ToolError
 from sparkwright.base.events import task
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.server.environment import prepare_requirement
 from sparkwright.verify.checks.answers import Solved
-from sparkwright.verify.eval_scores import TaskScore, read_scores
 from sparkwright.verify.run import Run
 
 RESULTS = "evaluation"
@@ -28,6 +29,37 @@ _HARNESS = "lm-evaluation-harness"
 _REQUIREMENT = "lm-eval[api]==0.4.13"  # about 580 MB, no torch
 _LAST_LINES = 12
 _LIMIT_S = 12 * 3600
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """The score of one task by one metric.
+
+    Attributes:
+        metric: the metric, with the filter of answers where there is one.
+        value: the score as the harness reports it.
+        by_question: the metric of each question, by its number and digest; empty for metrics of the whole.
+    """
+
+    task: str
+    metric: str
+    value: float
+    by_question: Mapping[str, float]
+    higher_is_better: bool = True
+
+    @property
+    def name(self) -> str:
+        """Task and metric, such as ``gsm8k exact_match``."""
+        return f"{self.task} {self.metric}"
+
+    @property
+    def binary(self) -> bool:
+        """Tell if every question is right or wrong."""
+        return bool(self.by_question) and set(self.by_question.values()) <= {0.0, 1.0}
+
+    def __str__(self) -> str:
+        of = f" of {len(self.by_question)} questions" if self.by_question else ""
+        return f"{self.value:.3f}{of}"
 
 
 @dataclass(frozen=True)
@@ -121,13 +153,61 @@ def _environment(request: EvalRequest) -> dict[str, str]:
     return environment
 
 
-# Findings: against a lowest score, or question by question against an earlier evaluation ------------------
+# Scores ------------------------------------------------------------------------------------------------
+
+
+def read_scores(folder: Path) -> list[TaskScore]:
+    """Return the scores in the newest results below *folder*, by task and metric.
+
+    Raises:
+        ConfigError: there are none, or they cannot be read.
+    """
+    found = sorted(folder.rglob("results_*.json"))
+    if not found:
+        raise ConfigError(
+            f"{folder} holds no results of lm-evaluation-harness", because="there is no results_*.json"
+        )
+    try:
+        told = json.loads(found[-1].read_text(encoding="utf-8"))
+        return [score for task in sorted(told["results"]) for score in _of_task(found[-1], told, task)]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{found[-1]} cannot be read", because=repr(error)) from error
+
+
+def _of_task(path: Path, told: dict[str, Any], task: str) -> list[TaskScore]:
+    better = told.get("higher_is_better", {}).get(task, {})
+    samples = _samples(path, task)
+    scores = []
+    for key, value in told["results"][task].items():
+        metric, comma, chosen = key.partition(",")
+        if not comma or metric.endswith("_stderr") or not isinstance(value, (int, float)):
+            continue
+        questions = {
+            f"{sample['doc_id']} {sample['doc_hash']}": float(sample[metric])
+            for sample in samples
+            if sample.get("filter", chosen) == chosen and isinstance(sample.get(metric), (int, float))
+        }
+        name = metric if chosen in {"", "none"} else f"{metric} ({chosen})"
+        higher = better.get(metric) is not False
+        scores.append(TaskScore(task, name, float(value), questions, higher))
+    return scores
+
+
+def _samples(path: Path, task: str) -> list[dict[str, Any]]:
+    """Return the lines of the task's questions that were written together with the results at *path*."""
+    stamp = path.stem.removeprefix("results_")
+    lines = path.with_name(f"samples_{task}_{stamp}.jsonl")
+    if not lines.exists():  # of a group, whose tasks have files of their own
+        return []
+    return [json.loads(line) for line in lines.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+# Findings: question by question against an earlier evaluation ------------------------------------------
 
 
 def evaluation_run(
     request: EvalRequest,
     scores: Sequence[TaskScore],
-    least: Mapping[str, float] | None = None,
     before: Sequence[TaskScore] = (),
 ) -> Run:
     """Return the findings on *scores* as a run of their own.
@@ -135,7 +215,6 @@ def evaluation_run(
     Args:
         request: that they are of.
         scores: by task and metric.
-        least: lowest score by the task's name, or by task and metric.
         before: scores of an earlier evaluation, such as that of the version before.
     """
     findings = [
@@ -147,14 +226,12 @@ def evaluation_run(
             cause="; ".join(f"{score.name} {score}" for score in scores)
             or f"no score of {', '.join(request.tasks)}",
             measured={score.name: str(score) for score in scores},
-            threshold="none: scores are judged where --least or --before is given",
+            threshold="none: scores are judged where --before is given",
         )
     ]
-    for name, limit in (least or {}).items():
-        named = [score for score in scores if name in {score.name, score.task}]
-        findings += [_good_enough(name, score, limit) for score in named or (None,)]
-    for score in scores if before else ():
-        findings.append(_as_good_as(score, next((one for one in before if one.name == score.name), None)))
+    if before:
+        earlier = {one.name: one for one in before}
+        findings += [_as_good_as(score, earlier.get(score.name)) for score in scores]
     return Run(
         manifest={
             "title": f"{request.model} at {request.url}",
@@ -167,32 +244,6 @@ def evaluation_run(
             "prompts": "chats" if request.chat else "raw",
         },
         findings=findings,
-    )
-
-
-def _good_enough(name: str, score: TaskScore | None, least: float) -> Finding:
-    """Return the finding on *score* beside the lowest one; without a score, on the limit called *name*."""
-    verdict, cause = Verdict.INCONCLUSIVE, "it was not evaluated, or has no such metric"
-    if score is not None:
-        words = "without an interval beside"
-        if score.interval is not None:
-            low, high = score.interval if score.higher_is_better else sorted(-end for end in score.interval)
-            limit = least if score.higher_is_better else -least
-            if high < limit:
-                verdict, words = Verdict.FAIL, "surely worse than"
-            elif low >= limit:
-                verdict, words = Verdict.PASS, "surely not worse than"
-            else:
-                words = "spanning"
-        cause = f"{score}, {words} {least:g}"
-    return Finding(
-        check=CHECK,
-        name=f"{score.name if score else name} is good enough",
-        definition="The score beside the lowest one that is allowed, with its 95 % interval.",
-        verdict=verdict,
-        cause=cause,
-        measured={"score": score.value, "limit": least} if score else {},
-        threshold=f"{least:g}: fails where the whole interval is worse, undecided where a part is",
     )
 
 

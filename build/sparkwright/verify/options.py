@@ -33,7 +33,6 @@ class VerifyOptions(Model, frozen=True):
 
     profile: str = "full"
     url: str = ""
-    baseline_url: str = ""
     model: str = ""
     log: str = ""
     recipe: str = ""
@@ -51,7 +50,6 @@ class VerifyOptions(Model, frozen=True):
     checks: tuple[str, ...] = ()
     levels: tuple[int, ...] = ()
     categories: tuple[str, ...] = ()
-    soak_s: float = 0.0
     boots: int = 0
     thinking: bool = False
     speed: float = 0.0
@@ -59,7 +57,6 @@ class VerifyOptions(Model, frozen=True):
     reference: str = ""
     prompts: str = ""
     prompts_sha256: str = ""
-    input_tokens: int = 0
     max_tokens: int = 0
     rates: tuple[float, ...] = ()
 

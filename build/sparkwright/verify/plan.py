@@ -23,14 +23,13 @@ from sparkwright.recipes import Recipe, load_recipe
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks import ALL, capacity, checks_of, compare, settings
 from sparkwright.verify.checks.common import Check
-from sparkwright.verify.checks.reference import reference_check
+from sparkwright.verify.checks.reference import NAME as REFERENCE
+from sparkwright.verify.checks.reference import load_reference, reference_check
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
 from sparkwright.verify.datasets import Dataset, read_same
 from sparkwright.verify.estimate import Estimate, Rates, estimate, rates_of
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.profile import PROFILES, Profile
-from sparkwright.verify.reference import CHECK as REFERENCE
-from sparkwright.verify.reference import load_reference
 from sparkwright.verify.slo import parse_slo
 
 TOOL_PARSER = "tool-call-parser"
@@ -72,9 +71,8 @@ class Plan:
     def estimate(self) -> Estimate:
         """Return size and expected duration of the run, without facts of its server."""
         context = replace(self.context, facts={("main", 0): BootFacts()})
-        alone = bool(self.options.url) and not self.options.baseline_url
         cells = {
-            check.name: [cell for cell in check.cells(context) if cell.arm == "main" or not alone]
+            check.name: [cell for cell in check.cells(context) if cell.arm == "main" or not self.options.url]
             for check in self.checks
         }
         return estimate(cells, self.rates, speed=self.profile.speed)
@@ -109,7 +107,7 @@ def plan_of(options: VerifyOptions, sizes: Profile | None = None) -> Plan:
         {},
         band=recipe.band if recipe else "",
         made_up=recipe is not None and recipe.made_up,
-        dataset=Dataset(own, options.input_tokens, options.rates),
+        dataset=Dataset(own, options.rates),
     )
     return Plan(_checks(options, profile), context, options).lacking(lacks)
 
@@ -125,7 +123,7 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
             raise unknown_name("profile", options.profile, list(PROFILES))
         base = PROFILES[options.profile]
     changes: dict[str, Any] = {"seed": options.seed}
-    for name in ("levels", "categories", "soak_s", "boots", "thinking", "max_tokens"):
+    for name in ("levels", "categories", "boots", "thinking", "max_tokens"):
         if value := getattr(options, name):
             changes[name] = value
     if options.boots:
@@ -178,11 +176,10 @@ def _refuse(options: VerifyOptions, profile: Profile) -> None:
     ):
         if unknown := [name for name in names if name not in known]:
             raise unknown_name(what, unknown[0], list(known))
-    for url in filter(None, (options.url, options.baseline_url)):
-        check_address(url)
-    for option, value in (("--soak-seconds", options.soak_s), ("--speed", options.speed)):
-        if not (math.isfinite(value) and value >= 0):
-            raise ConfigError(f"{option} takes a positive number", because=f"{value:g} is not one")
+    if options.url:
+        check_address(options.url)
+    if not (math.isfinite(options.speed) and options.speed >= 0):
+        raise ConfigError("--speed takes a positive number", because=f"{options.speed:g} is not one")
     simulated, compared = options.simulator, options.compared
     refusals: tuple[tuple[object, str, str, str], ...] = (
         (
@@ -222,22 +219,10 @@ def _refuse(options: VerifyOptions, profile: Profile) -> None:
             "compare wheels, recipes or settings: sparkwright verify compare BEFORE AFTER",
         ),
         (
-            options.baseline_url and not options.url,
-            "--baseline-url goes with --url",
-            "there is no server to compare with it",
-            "",
-        ),
-        (
             options.reference and compared,
             "--reference and a comparison of speed exclude each other",
             "that measures speed alone",
             "use the reference in a run of its own: sparkwright verify --reference RUN",
-        ),
-        (
-            options.prompts and options.input_tokens,
-            "--prompts and --input-tokens exclude each other",
-            "prompts have the lengths that they have",
-            "",
         ),
         (
             "arrivals" in profile.checks and not options.rates,

@@ -10,7 +10,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,21 +20,29 @@ from sparkwright.base.card import card_capability
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import EndpointError, ServerError
-from sparkwright.engine.client import Endpoint, EndpointFacts, check_endpoint, open_session
+from sparkwright.engine.capabilities import BASELINE, GPU, LOG, PREFIX_CACHE, SPECULATION, TOOLS
+from sparkwright.engine.cell import Load, Prompt, Tool
+from sparkwright.engine.client import Endpoint, EndpointFacts, Exchange, check_endpoint, open_session
+from sparkwright.engine.client.endpoint import ABSENT
+from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.environment import Environment
 from sparkwright.engine.installed import read_installed
+from sparkwright.engine.metrics.snapshot import parse_snapshot
+from sparkwright.engine.observations import BootFacts, FailureKind, Sample
 from sparkwright.engine.server import start_server
 from sparkwright.engine.servers import Arms, MeasuredServer, read_log, standing
 from sparkwright.recipes import Recipe, load_recipe
+from sparkwright.verify.checks.reference import load_reference, require_same_model
 from sparkwright.verify.checks.settings import arm_of
 from sparkwright.verify.journal import Manifest
-from sparkwright.verify.options import recipe_and_use
+from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.plan import TOOL_PARSER, Plan
-from sparkwright.verify.probe_capabilities import lacking_facts, lacking_tools
-from sparkwright.verify.reference import load_reference, require_same_model
 from sparkwright.verify.simulated import simulated
 
-Start = Callable[[int], AbstractAsyncContextManager[MeasuredServer]]
+if TYPE_CHECKING:
+    import aiohttp
+
+
 Refusal = Callable[[Recipe, Path], str]
 
 # Of huggingface_hub, by which vLLM fetches models: use what is cached, and fail where it is not.
@@ -43,7 +52,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1"}
 async def prepare(
     plan: Plan,
     folder: Path,
-    keys: tuple[str, str] = ("", ""),
+    api_key: str = "",
     *,
     offline: bool = False,
     refusal: Refusal | None = None,
@@ -53,7 +62,7 @@ async def prepare(
     Args:
         plan: from `plan_of`.
         folder: of the run.
-        keys: of the servers at `url` and `baseline_url` of the options; they are sent nowhere else.
+        api_key: of the server at an address; it is sent nowhere else.
         offline: fetch nothing: neither what a wheel requires nor, when vLLM starts, models.
         refusal: returns why a recipe should not be started with the vLLM of an interpreter, empty where
             nothing speaks against it; only configurations that are compared are asked for.
@@ -67,7 +76,7 @@ async def prepare(
     """
     options = plan.options
     if options.url:
-        plan, server, identity = await _at_address(plan, keys)
+        plan, server, identity = await _at_address(plan, api_key)
     elif options.simulator:
         arms, server, identity = simulated(options, plan.profile, folder)
         plan = replace(plan, arms=arms)
@@ -100,40 +109,34 @@ def _digest(model: Any) -> str:
 # By address ---------------------------------------------------------------------------------------------
 
 
-async def _at_address(plan: Plan, keys: tuple[str, str]) -> tuple[Plan, str, dict[str, str]]:
-    """Return the plan with the servers at addresses and what the main one lacks, their title and identity."""
+async def _at_address(plan: Plan, api_key: str) -> tuple[Plan, str, dict[str, str]]:
+    """Return the plan with the server at an address and what it lacks, its title and identity."""
     options, deadlines = plan.options, plan.profile.deadlines
     log = Path(options.log) if options.log else None
-    starters: dict[str, Start] = {}
-    identity: dict[str, str] = {}
-    lacks: dict[str, str] = {}
-    for arm, url, key in zip(("main", "baseline"), (options.url, options.baseline_url), keys, strict=True):
-        if not url:
-            continue
-        endpoint = Endpoint(url, options.model, key)
-        async with open_session(endpoint) as session:
-            known = await check_endpoint(session, endpoint, deadlines)
-            endpoint = replace(endpoint, model=known.model)
-            if not known.metrics:
-                raise EndpointError(
-                    f"{url} has no counters of vLLM at /metrics",
-                    because="the page is absent, or another program's",
-                    next_step="serve without --disable-log-stats, and let /metrics through any proxy",
-                )
-            if arm == "main":
-                lacks = lacking_facts(options, known, read_log(log))
-                # A tool parser that the recipe configures is not tried, so that a server without it fails.
-                configured = plan.recipe is not None and TOOL_PARSER in plan.recipe.flags
-                if "traffic" in plan.profile.checks and not configured:
-                    lacks |= await lacking_tools(session, endpoint, deadlines)
-            if arm == "main" and options.reference:
-                require_same_model(load_reference(Path(options.reference)), known.model, url)
-        starters[arm] = partial(_stand, endpoint, known, log if arm == "main" else None)
-        identity |= {f"{arm}-vllm": known.version, f"{arm}-model": known.model}
-    if lacks:
-        identity["main-lacks"] = ", ".join(sorted(lacks))
-    what = f"vLLM {identity['main-vllm']}".rstrip()
-    return replace(plan.lacking(lacks), arms=Arms(starters)), f"{what} at {options.url}", identity
+    endpoint = Endpoint(options.url, options.model, api_key)
+    async with open_session(endpoint) as session:
+        known = await check_endpoint(session, endpoint, deadlines)
+        endpoint = replace(endpoint, model=known.model)
+        if not known.metrics:
+            raise EndpointError(
+                f"{options.url} has no counters of vLLM at /metrics",
+                because="the page is absent, or another program's",
+                next_step="serve without --disable-log-stats, and let /metrics through any proxy",
+            )
+        lacks = lacking_facts(options, known, read_log(log))
+        # A tool parser that the recipe configures is not tried, so that a server without it fails.
+        configured = plan.recipe is not None and TOOL_PARSER in plan.recipe.flags
+        if "traffic" in plan.profile.checks and not configured:
+            lacks |= await lacking_tools(session, endpoint, deadlines)
+    if options.reference:
+        require_same_model(load_reference(Path(options.reference)), known.model, options.url)
+    identity = {
+        "main-vllm": known.version,
+        "main-model": known.model,
+        "main-lacks": ", ".join(sorted(lacks)),
+    }
+    plan = replace(plan.lacking(lacks), arms=Arms({"main": partial(_stand, endpoint, known, log)}))
+    return plan, f"{f'vLLM {known.version}'.rstrip()} at {options.url}", identity
 
 
 def _stand(
@@ -229,3 +232,78 @@ def environment_of(
         f"{name}-companion": found.companion,
     }
     return found, {key: value for key, value in identity.items() if value}
+
+
+# What a server at an address lacks ----------------------------------------------------------------------
+
+
+_ATTEMPTS = 3
+_TOKENS = 64
+_REFUSED = ABSENT | {400, 422}
+_SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+_LOAD = Load(chat=True, natural_stop=True, tools=(Tool(name="get_time", description="", parameters=_SCHEMA),))
+_CALL = Prompt(name="trial", category="trial", text="Call get_time for the city “Oslo”.")
+
+
+async def lacking_tools(
+    session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: Deadlines
+) -> dict[str, str]:
+    """Return the reason for which the server at *endpoint* calls no tools; empty if it may.
+
+    Only a server that refuses every one of several requests lacks them, or one whose prompts are as long
+    without tools as with them: its chat template leaves them out. Else one that answers is taken at its word,
+    so that a broken parser is found by the check.
+    """
+
+    async def send(load: Load) -> Sample:
+        return await Exchange(
+            endpoint, _CALL, load, max_tokens=_TOKENS, deadlines=deadlines, speed=1.0, refusable=True
+        ).run(session)
+
+    why = ""
+    for _ in range(_ATTEMPTS):
+        sample = await send(_LOAD)
+        failure = sample.failure
+        if failure is None and not sample.tool_calls:
+            without = (await send(msgspec.structs.replace(_LOAD, tools=()))).prompt_tokens
+            if not sample.prompt_tokens == without > 0:
+                return {}
+            why = f"the chat template leaves tools out: a prompt has {without} tokens with and without them"
+        elif (
+            failure is not None
+            and failure.kind in {FailureKind.STATUS, FailureKind.IN_BAND}
+            and failure.status in _REFUSED
+        ):
+            why = f"requests for tools are refused: {failure.detail}"
+        else:
+            return {}
+    return {TOOLS: why}
+
+
+def lacking_facts(options: VerifyOptions, known: EndpointFacts, log: BootFacts) -> dict[str, str]:
+    """Return reasons by the capability that neither the user gave nor counters or log show.
+
+    What a recipe configures is never lacking: the checks find that it is missing.
+
+    Raises:
+        EndpointError: the counters are not those of vLLM.
+    """
+    recipe = load_recipe(options.recipe, options.use) if options.recipe else None
+    lacks = {BASELINE: "a server at an address is verified alone"}
+    if not options.log:
+        lacks[LOG] = "the server's log was not given (--log)"
+    elif max(log.total_gib, log.weights_gib, log.kv_gib) < 0 and log.graph_gib is None:
+        lacks[GPU] = "the log names no memory of a GPU"
+    counters = parse_snapshot(known.metrics, perf_counter_ns(), f"{options.url}/metrics")
+    expected = log.speculative_tokens > 0 or (recipe is not None and bool(recipe.speculative))
+    if counters.drafts < 0 and not expected:
+        lacks[SPECULATION] = "this server does not speculate: it exposes no vllm:spec_decode_* series"
+    cached = recipe is not None and recipe.flags.get("enable-prefix-caching") is True
+    if counters.cache.get("enable_prefix_caching") == "False" and not cached:
+        lacks[PREFIX_CACHE] = "this server has no prefix cache (enable_prefix_caching is False)"
+    return lacks

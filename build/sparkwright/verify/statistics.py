@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from sparkwright.engine.observations import Sample
@@ -167,21 +166,6 @@ def mcnemar(b: int, c: int) -> float:
     from scipy.stats import binomtest
 
     return float(binomtest(b, b + c).pvalue) if b + c else 1.0
-
-
-@lru_cache(maxsize=4096)  # a search asks for the same ones again and again
-def share_interval(count: int, total: int, level: float = 0.95) -> tuple[float, float]:
-    """Return the confidence interval of a share, *count* of *total* (Wilson 1927).
-
-    Raises:
-        ValueError: there are more than all, or none at all.
-    """
-    if not 0 <= count <= total or total < 1:
-        raise ValueError(f"{count} of {total} is no share")
-    from scipy.stats import binomtest
-
-    interval = binomtest(count, total).proportion_ci(confidence_level=level, method="wilson")
-    return float(interval.low), float(interval.high)
 
 
 LEAST_FOR_INTERVAL = 5

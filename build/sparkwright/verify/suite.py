@@ -52,7 +52,7 @@ _MOST_SILENCES = 1
 # Length of the document whose tokens servers count: question and template are a negligible share of it.
 _MEASURED_TOKENS = 16_000
 _COUNTED = 6  # documents
-_WITH_DOCUMENTS = {"context"}  # checks that send some without being asked
+_WITH_DOCUMENTS = {"context"}  # checks whose conclusions are by length
 # English words per token: tokenizers in use have 0.6 to 0.8. Beyond these limits the count is of something
 # else, and documents sized by it would be empty or endless.
 _LEAST_WORDS, _MOST_WORDS = 0.2, 2.0
@@ -249,9 +249,7 @@ class _PlanRun:
                 server.facts, words_per_token=known.words_per_token, uncounted=known.uncounted
             )
         profile = self.sizes
-        if (arm, boot) != ("main", 0) or (
-            _WITH_DOCUMENTS.isdisjoint(profile.checks) and not self.plan.context.dataset.input_tokens
-        ):
+        if (arm, boot) != ("main", 0) or _WITH_DOCUMENTS.isdisjoint(profile.checks):
             return server.facts
         counts = []
         try:

@@ -148,7 +148,7 @@ def test_without_a_baseline_what_can_be_judged_is_and_nothing_is_no_pass(
     told = json.loads((tmp_path / "run" / "verdict.json").read_text())
     assert told["verdict"] == verdict
     assert told["coverage"]["applicable-conclusions"] == (status == 0)
-    assert "no --baseline-url was given" in done.stdout
+    assert "a server at an address is verified alone" in done.stdout
 
 
 @pytest.mark.slow
@@ -250,10 +250,6 @@ REFUSED = {
     "no numbers": (("--demo", "--levels", "1,many"), 2, "1,many"),
     "no address at all": (("--url", "foo"), 10, "foo"),
     "a password": (("--url", f"http://bob:{KEY}@127.0.0.1:9"), 10, "127.0.0.1:9"),
-    "another password": (
-        ("--url", "http://127.0.0.1:9", "--baseline-url", f"http://bob:{KEY}@127.0.0.1:8"), 10, "127.0.0.1:8"
-    ),
-    "less than nothing": (("--demo", "--soak-seconds=-5"), 10, "--soak-seconds"),
     "for ever": (("--demo", "--speed=inf"), 10, "--speed"),
     "a rate without limits": (("--demo", "--checks", "capacity"), 10, "--slo"),
     "limits without a rate": (
@@ -264,14 +260,8 @@ REFUSED = {
     "a comparison of nothing": (("--demo", "--checks", "compare"), 10, "verify compare BEFORE AFTER"),
     "another objective": (("--demo", "--slo", "ttft_p85=2s"), 10, "p85"),
     "no interpreter": (("--python", "gone/python"), 10, "gone/python"),
-    "starts of an address": (
-        ("--url", "http://127.0.0.1:9", "--baseline-url", "http://127.0.0.1:8", "--checks", "compare"),
-        10,
-        "addresses",
-    ),
-    "only a baseline": (("--demo", "--baseline-url", "http://127.0.0.1:9"), 10, "--baseline-url"),
+    "starts of an address": (("--url", "http://127.0.0.1:9", "--checks", "compare"), 10, "addresses"),
     "no prompts": (("--demo", "--prompts", __file__), 10, "line 1 is not JSON"),
-    "prompts of a length": (("--demo", "--input-tokens", "50"), 2, "--input-tokens"),
     "no rate": (("--demo", "--rate", "0"), 2, "'0' is not a list of positive numbers"),
     "arrivals without a rate": (("--demo", "--checks", "arrivals"), 10, "--rate"),
     "nothing to compare": (("compare",), 10, "what to compare"),
@@ -383,23 +373,6 @@ def test_a_journal_that_is_no_file_is_refused_at_once(tmp_path: Path, make: Call
     assert done.returncode == 10, done.stderr
     assert "journal.jsonl" in done.stderr
     assert [path.name for path in tmp_path.rglob("*")] == ["run", "journal.jsonl"]
-
-
-def test_keys_go_only_to_the_addresses_that_they_were_given_for(tmp_path: Path) -> None:
-    with (
-        listening(counters=True) as (main, seen_by_main),
-        listening(counters=False) as (baseline, seen_by_baseline),
-    ):
-        asked = ("--url", main, "--baseline-url", baseline)
-        assert verify(*asked, cwd=tmp_path, SPARKWRIGHT_API_KEY=KEY).returncode == 10
-        assert set(seen_by_main) == {f"Bearer {KEY}"}
-        assert set(seen_by_baseline) == {""}
-        other = verify(
-            *asked, cwd=tmp_path, SPARKWRIGHT_API_KEY=KEY, SPARKWRIGHT_BASELINE_API_KEY="for the baseline"
-        )
-        assert other.returncode == 10
-        assert set(seen_by_main) == {f"Bearer {KEY}"}
-        assert seen_by_baseline[-1] == "Bearer for the baseline"
 
 
 def test_a_key_is_not_sent_where_only_a_journal_says(tmp_path: Path) -> None:

@@ -64,9 +64,10 @@ def _cells(slo: Slo, tokens: int, context: Context, seen: Mapping[str, Observati
     steps = [step_of(one, slo, profile.speed) for one in observations]
     step = decide(steps, _plan(slo, profile))
     if isinstance(step, NextStep):
-        own = context.dataset.categories
         prompts = (
-            context.prompts_of(own[0], _PROMPTS, NAME) if own else context.prompts_in_turn(_PROMPTS, NAME)
+            context.dataset.take(_PROMPTS, profile.seed, NAME)
+            if context.dataset.prompts
+            else context.prompts_in_turn(_PROMPTS, NAME)
         )
         yield context.cell(
             NAME,

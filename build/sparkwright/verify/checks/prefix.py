@@ -32,7 +32,7 @@ from sparkwright.verify.checks.answers import (
 )
 from sparkwright.verify.checks.common import Check, Values, conclude, not_applicable
 from sparkwright.verify.checks.triage import CheckedCells, Reason, describe
-from sparkwright.verify.corpus.document import write_notes
+from sparkwright.verify.corpus.collection import write_notes
 
 OFFSETS = (-1, 0, 1)
 """Tokens from a multiple of the block size: one short of it, exactly so many, and one more."""

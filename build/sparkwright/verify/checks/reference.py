@@ -11,8 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import partial
+from pathlib import Path
 
+import msgspec
+
+from sparkwright.base.digests import sha256_bytes
+from sparkwright.base.errors import ConfigError, EndpointError
 from sparkwright.engine.cell import Cell, Prompt
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation
@@ -21,10 +26,10 @@ from sparkwright.verify.checks.answers import Agreement, answers_agree, distance
 from sparkwright.verify.checks.common import Check, Values, conclude
 from sparkwright.verify.checks.triage import CheckedCells, Reason, describe
 from sparkwright.verify.corpus import CATEGORIES
-from sparkwright.verify.reference import CHECK as NAME
-from sparkwright.verify.reference import Reference
-from sparkwright.verify.statistics import one_sided_excess, ratio_interval, share_interval
+from sparkwright.verify.journal import read_journal
+from sparkwright.verify.statistics import ratio_interval
 
+NAME = "reference"
 LIMIT_MEAN = 0.005
 """Mean distance of the tokens' distributions in nats; other batch sizes in bfloat16 make ten-thousandths."""
 LIMIT_ONE = 0.1
@@ -42,8 +47,68 @@ LEVELS = (1, 8)
 _LONG_TOKENS = (600, 1200, 2400)
 _MARGIN = 1.3  # documents are sized by an estimate
 _UNKNOWN_LENGTH = 4096
-SURE = 0.001
-"""Chance below which a server is said to be farther from the reference than that is from itself."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Greedy answers of one checkpoint.
+
+    Attributes:
+        answers: with log-probabilities, one request at a time.
+        again: to the same prompts, several at a time.
+        model: name of the model at an address; empty where a recipe was served.
+        created: time at which the run began, ISO 8601 in UTC.
+    """
+
+    answers: tuple[Observation, ...]
+    again: tuple[Observation, ...]
+    model: str = ""
+    created: str = ""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the answers."""
+        return sha256_bytes(msgspec.json.encode((self.answers, self.again)))
+
+
+def load_reference(folder: Path) -> Reference:
+    """Return what the run in *folder* recorded.
+
+    Raises:
+        ConfigError: it holds no run, or one that recorded no whole reference.
+    """
+    contents = read_journal(folder)
+    verdicts = {one.verdict for one in contents.findings if one.check == NAME}
+    if verdicts != {Verdict.PASS}:
+        raise ConfigError(
+            f"{folder} holds no reference that can be used",
+            because="its check 'reference' did not pass" if verdicts else "it has no check 'reference'",
+            next_step="record one: sparkwright verify --url URL --checks reference",
+        )
+    seen = [one for one in contents.measured.values() if one.cell.check == NAME]
+    answers, again = (
+        tuple(o for o in seen if (o.cell.load.concurrency > 1) is many) for many in (False, True)
+    )
+    manifest = contents.manifest
+    return Reference(answers, again, manifest.identity.get("main-model", ""), manifest.created)
+
+
+def require_same_model(reference: Reference, model: str, where: str) -> None:
+    """Refuse the server at *where* if a comparison with *reference* would be one of two models.
+
+    Other tokenizers and other weights under one name are left to the check itself.
+
+    Raises:
+        EndpointError: its *model* has another name; of a path, the last part counts.
+    """
+    made_on, found = (name.rstrip("/").rpartition("/")[2] for name in (reference.model, model))
+    if made_on and made_on != found:
+        raise EndpointError(
+            f"{where} cannot be compared with this reference",
+            because=f"the reference is of {reference.model}, and the server serves {model}",
+            next_step="serve the checkpoint that it was made of, under its name (--served-model-name), or"
+            " record a reference of this one",
+        )
 
 
 def reference_check(reference: Reference | None) -> Check:
@@ -126,14 +191,12 @@ class _Compared:
         agreed: greedy answers beside the reference's, and those of the reference's server beside its own.
         own: distances by prompt of the reference's server from itself.
         found: distances by kind of prompt, and by cell and prompt.
-        batched: names of the cells with several requests at a time.
         against: reasons for which there is nothing to compare.
     """
 
     agreed: Agreement = field(default_factory=Agreement)
     own: Mapping[str, list[float]] = field(default_factory=dict)
     found: Mapping[str, Mapping[tuple[str, str], list[float]]] = field(default_factory=dict)
-    batched: frozenset[str] = frozenset()
     against: tuple[Reason, ...] = ()
 
     @classmethod
@@ -152,28 +215,12 @@ class _Compared:
                     found.setdefault(one.cell.tags["kind"], {})[describe(one.cell), prompt] = bounds
         if not found:
             return cls(against=((Verdict.INCONCLUSIVE, "there are no answers to compare"),))
-        return cls(agreed, own, found, frozenset(describe(one.cell) for one in reference.again))
+        return cls(agreed, own, found)
 
     @property
     def noise(self) -> float:
         """Mean distance of the reference's server from itself."""
         return mean_of(self.own.values())
-
-    @cached_property
-    def excess(self) -> float:
-        """Chance that a server which is as far as the reference's is from itself looks so far or farther.
-
-        Answers at the higher batch size alone are compared, since the reference's own distance is between the
-        two sizes.
-        """
-        null = [mean_of([bounds]) for bounds in self.own.values() if bounds]
-        observed = [
-            mean_of([bounds])
-            for answers in self.found.values()
-            for (where, prompt), bounds in answers.items()
-            if where in self.batched and prompt in self.own
-        ]
-        return one_sided_excess(null, observed) if null and observed else 1.0
 
     @property
     def limit(self) -> float:
@@ -229,12 +276,7 @@ def _probabilities(compared: _Compared, seen: CheckedCells) -> Finding:
             len(bounds) for answers in compared.found.values() for bounds in answers.values()
         )
         measured["reference from itself, mean nat"] = round(compared.noise, 5)
-        measured["farther than the reference from itself, p"] = round(compared.excess, 4)
     shown = ", ".join(f"{name} {value}" for name, value in measured.items() if "mean distance" in name)
-    warnings = []
-    if not compared.against and compared.excess < SURE:
-        of_own = "probabilities are farther from the reference's than its server is from itself"
-        warnings = [f"{of_own} (p = {compared.excess:.4f}): other kernels, or a fault that is small"]
     return conclude(
         seen,
         "reference.probabilities",
@@ -242,7 +284,6 @@ def _probabilities(compared: _Compared, seen: CheckedCells) -> Finding:
         against=against,
         passed=shown,
         measured=measured,
-        warnings=warnings,
     )
 
 
@@ -311,12 +352,10 @@ def _parted(agreed: Agreement) -> tuple[list[Reason], Values]:
     """Return the reasons against answers that leave the reference's, and the figures."""
     gaps = agreed.gaps
     same = sum(gap == 0 for gap in gaps)
-    low, high = share_interval(same, len(gaps))
     tokens = sum(length for _, pairing in agreed.pairings for length in pairing.lengths)
     measured: Values = {
         "answers": len(gaps),
         "answers that are the same %": round(100 * same / len(gaps), 1),
-        "answers that are the same, 95 % interval": f"{100 * low:.1f} to {100 * high:.1f} %",
         "tokens to the first difference": round(tokens / max(1, len(gaps) - same), 1),
         "largest gap nat": round(max(gaps), 4),
         "reference's largest gap from itself nat": round(agreed.usual, 4),

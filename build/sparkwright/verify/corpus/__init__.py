@@ -5,7 +5,13 @@ Read `collection` first; the prompts are in the TOML files beside it. Nothing is
 
 from __future__ import annotations
 
-from sparkwright.verify.corpus.collection import CATEGORIES, FACTS, Corpus, holds, load_corpus
-from sparkwright.verify.corpus.document import WORDS_PER_TOKEN
+from sparkwright.verify.corpus.collection import (
+    CATEGORIES,
+    FACTS,
+    WORDS_PER_TOKEN,
+    Corpus,
+    holds,
+    load_corpus,
+)
 
 __all__ = ["CATEGORIES", "FACTS", "WORDS_PER_TOKEN", "Corpus", "holds", "load_corpus"]

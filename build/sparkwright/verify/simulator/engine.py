@@ -13,14 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from sparkwright.verify.simulator.faults import Faults, slow_state
-from sparkwright.verify.simulator.model import (
-    CATEGORIES,
-    EOS,
-    acceptance_table,
-    accepted_tokens,
-    gaussian,
-    mix,
-)
+from sparkwright.verify.simulator.model import EOS, acceptance_table, accepted_tokens, gaussian, mix
 from sparkwright.verify.simulator.request import Counters, PrefixCache, Request, StreamDelta
 from sparkwright.verify.simulator.settings import BLOCK, Settings, plan_memory
 
@@ -56,7 +49,7 @@ class Engine:
         self.running: list[Request] = []
         self.cache = PrefixCache(plan_memory(settings).kv_tokens // BLOCK)
         self._effects = FaultEffects(settings.faults)
-        self._tables = {name: acceptance_table(name, settings.k) for name in CATEGORIES}
+        self._chances = acceptance_table(settings.k)
         self._boot_jitter = math.exp(settings.costs.boot_jitter * gaussian(mix(settings.seed, 3)))
         self._steps = 0
         self._decoded = 0
@@ -189,7 +182,7 @@ class Engine:
         else:
             factor = self._effects.acceptance(request, now, batch) * self.settings.acceptance
             state = mix(request.identity, len(request.steps))
-            count = accepted_tokens(self._tables[request.category], factor, state)
+            count = accepted_tokens(self._chances, factor, state)
             request.steps.append(count)
             self.counters.observe_draft(self.settings.k, count)
             delta = self._generate(request, count + 1, batch)

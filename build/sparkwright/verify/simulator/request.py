@@ -109,7 +109,6 @@ class Request:
     tokens: list[int]
     max_tokens: int
     generator: TokenGenerator
-    category: str
     identity: int
     limit: int = 0
     limit_finish: str = ""

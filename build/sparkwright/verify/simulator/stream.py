@@ -37,7 +37,6 @@ class RequestTrace:
         first_token_written_ns: just before its first token's bytes were given to the kernel; 0 if never.
         last_token_written_ns: the same of its last token.
         number: from 1, in the order of arrival.
-        category: category that the simulator assigned.
         accepted_ns: time at which the simulator began to handle it.
         finish: the finish reason, or empty.
         fault: the fault that affected it, or empty.
@@ -50,7 +49,6 @@ class RequestTrace:
     tokens: int = 0
     number: int = 0
     head: str = ""
-    category: str = ""
     accepted_ns: int = 0
     chunks: int = 0
     prompt_tokens: int = 0
@@ -221,7 +219,6 @@ class Generation:
             id=self.request.name,
             number=number,
             head=params.text[:_HEAD],
-            category=self.request.category,
             received_ns=received_ns,
             accepted_ns=accepted_ns,
         )
