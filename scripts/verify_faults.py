@@ -37,7 +37,8 @@ HEAD = """# Which check notices which fault
 Made by `make test-verify`, with the cause that each check names in `dist/verify-faults.md`; `make test` runs
 one of each check and verdict. A case is a whole run of the suite against a simulator in a process of its own
 with one fault. It is detected by the right verdict (*fail* unless another one stands here), from the check
-that should detect it, with a cause that names it. `sparkwright-simulator --list-faults` says what each does.
+that should detect it, with a cause that names it. What each does stands in
+`build/sparkwright/verify/simulator/faults.toml`.
 """
 _TESTED = [
     "`server` stands for the server's start and end, which is no check: tests of the processes show it",
@@ -72,7 +73,7 @@ def main() -> int:
 def _chosen(names: list[str], count: int) -> tuple[Case, ...]:
     """Return the cases of these faults with *count* healthy servers for their checks; all without names."""
     if unknown := [name for name in names if name not in FAULTS]:
-        raise SystemExit(f"there is no fault {unknown[0]!r}; sparkwright-simulator --list-faults lists them")
+        raise SystemExit(f"there is no fault {unknown[0]!r}; they are in verify/simulator/faults.toml")
     faulty = tuple(case for case in CASES if not names or case.fault.partition("=")[0] in names)
     checks = {case.check for case in faulty}
     return (*faulty, *(case for case in seeds(count) if not names or case.check in checks))

@@ -357,12 +357,13 @@ def figures(run: Path) -> list[dict[str, Any]]:
     found = []
     for cell in cells(load_run(run)):
         seen, counted = cell.observation, cell.observation.counted
+        kinds = {one.category for one in counted}
         values: dict[str, Any] = {
             "check": seen.cell.check,
             "cell": seen.cell.name,
             "server": seen.cell.arm,
             "start": seen.cell.boot,
-            "category": cell.category,
+            "category": seen.cell.tags.get("category") or (kinds.pop() if len(kinds) == 1 else ""),
             "concurrency": cell.concurrency,
             "requests": cell.requests,
             "failed": len(seen.failed),

@@ -16,7 +16,6 @@ from typing import Any
 import psutil
 import pytest
 
-from sparkwright.verify.simulator.faults import FAULTS
 from sparkwright.verify.simulator.main import main
 
 PATIENCE_S = 60.0
@@ -135,11 +134,6 @@ def test_an_orphan_stays(start: Any) -> None:
     assert engine.is_running()
     assert engine.status() != psutil.STATUS_ZOMBIE
     engine.kill()
-
-
-def test_the_command_lists_its_faults(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--list-faults"]) == 0
-    assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == set(FAULTS)
 
 
 @pytest.mark.parametrize("argument", ["--fault=inrt", "--fault=inert=1", "--step-ms=fast", "--kv-dtype=fp9"])

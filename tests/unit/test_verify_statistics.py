@@ -29,8 +29,7 @@ from sparkwright.verify.statistics import (
 
 def test_summary_of_known_values() -> None:
     found = summary(list(range(1, 102)))
-    assert (found.n, found.mean, found.p50, found.p90, found.p95, found.p99) == (101, 51, 51, 91, 96, 100)
-    assert found.std == pytest.approx(math.sqrt((101**2 - 1) / 12))
+    assert (found.p50, found.p95, found.p99) == (51, 96, 100)
 
 
 @pytest.mark.parametrize(("count", "p99"), [(99, None), (100, 1)])

@@ -26,11 +26,6 @@ def calibrate(
 ) -> Generator[AskT, ReplyT, tuple[Calibration, Noise]]:
     """Run both ends: the bad one until it shows, then the good one as often as a flake demands.
 
-    Args:
-        problem: for what it says of the judge, and for messages.
-        bad: runs the bad end once more.
-        good: runs the good end once more.
-
     Raises:
         BisectionError: an end is not what it is said to be, or cannot be judged; or the failure is too rare.
     """

@@ -140,10 +140,6 @@ class ProbeJudge:
     """Good if a probe passes on the candidate's merged tree, untestable where it cannot run.
 
     The message of one that fails is the signature.
-
-    Attributes:
-        file: the probe.
-        name: the judge as the user gave it.
     """
 
     realiser: Realiser
@@ -189,12 +185,7 @@ class ProbeJudge:
 
 @dataclass(frozen=True)
 class MergeJudge:
-    """Good if every carry, or each of those that are named, merges: a conflict is what is searched for.
-
-    Attributes:
-        carries: names of carries; all if empty.
-        name: the judge as the user gave it.
-    """
+    """Good if every carry, or each of those that are named, merges: a conflict is what is searched for."""
 
     realiser: Realiser
     carries: tuple[str, ...]

@@ -176,11 +176,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class NamedFigure:
-    """A figure at a concurrency.
-
-    Attributes:
-        level: requests at a time.
-    """
+    """A figure at a concurrency."""
 
     name: str
     level: int

@@ -63,12 +63,7 @@ class Spread:
         return cls(math.sqrt(squares / degrees) if degrees else math.inf, degrees)
 
     def width(self, error: float, *starts: int) -> float:
-        """Return the half width of the interval of a difference of means, or of one mean.
-
-        Args:
-            error: chance that the truth lies beyond one end.
-            starts: of each mean.
-        """
+        """Return the half width of the interval of a difference of means, or of one mean."""
         scale = self.deviation * math.sqrt(math.fsum(1 / count for count in starts))
         return t_quantile(1 - error, self.degrees) * scale if self.degrees >= 1 else math.inf
 
@@ -112,13 +107,7 @@ def ratio_of(
 
 @dataclass(frozen=True)
 class Look:
-    """A moment at which a comparison is judged.
-
-    Attributes:
-        starts: of each server.
-        last: no further starts follow.
-        error: chance that a server as fast as the reference is called worse at this moment.
-    """
+    """A moment at which a comparison is judged."""
 
     starts: int
     last: bool = True
@@ -141,13 +130,7 @@ def looks_of(least: int, most: int) -> list[Look]:
 
 @dataclass(frozen=True)
 class Compared:
-    """A server beside the reference, over all concurrencies and at each.
-
-    Attributes:
-        one: values of each start by concurrency.
-        other: the reference's.
-        look: the moment.
-    """
+    """A server beside the reference, over all concurrencies and at each."""
 
     one: Mapping[int, Sequence[float]]
     other: Mapping[int, Sequence[float]]
@@ -201,11 +184,6 @@ def compare_pairs(one: Sequence[float], other: Sequence[float], error: float) ->
     """Return the ratio of *one* to *other*, positive values that were taken in turn, pair by pair.
 
     A drift of the machine moves both of a pair, so it does not widen the interval.
-
-    Args:
-        one: values.
-        other: likewise.
-        error: chance that the truth lies beyond one end.
 
     Raises:
         ValueError: a value is not a positive number.

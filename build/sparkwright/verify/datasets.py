@@ -25,24 +25,13 @@ _FORMS = """{"messages": [{"role": "user", "content": "â€¦"}]} or {"prompt": "â€
 
 @dataclass(frozen=True)
 class Dataset:
-    """The prompts and arrivals of a sweep, where the user chose them.
-
-    Attributes:
-        prompts: of a file; none for the corpus's own.
-        rates: requests a second of open loops.
-    """
+    """The prompts and arrivals of a sweep, where the user chose them."""
 
     prompts: tuple[Prompt, ...] = ()
     rates: tuple[float, ...] = ()
 
     def take(self, count: int, seed: int, salt: str) -> tuple[Prompt, ...]:
-        """Return *count* prompts of the file, in turn, each beginning with a nonce of its own.
-
-        Args:
-            count: number of prompts.
-            seed: of nonces.
-            salt: separates callers, for example ``sweep own c=8``.
-        """
+        """Return *count* prompts of the file, in turn, each beginning with a nonce of its own."""
         chosen = (self.prompts[number % len(self.prompts)] for number in range(count))
         return tuple(
             _with_nonce(prompt, digest_of([prompt.name, seed, salt, number])[:12])

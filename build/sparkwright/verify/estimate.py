@@ -63,12 +63,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Estimate:
-    """The size of a run and its expected duration.
-
-    Attributes:
-        shares: by check, in order.
-        before_s: seconds until the first cell: starts.
-    """
+    """The size of a run and its expected duration."""
 
     shares: tuple[Share, ...]
     starts: int
@@ -112,14 +107,7 @@ def cell_seconds(cell: Cell, rates: Rates, speed: float = 1.0) -> float:
 def estimate(
     plans: Mapping[str, Sequence[Cell]], rates: Rates, *, speed: float = 1.0, started: int = 0
 ) -> Estimate:
-    """Return the estimate for the cells of each check.
-
-    Args:
-        plans: cells by the check's name, in order.
-        rates: of the server.
-        speed: the server's seconds in one of the client's.
-        started: servers that have started already.
-    """
+    """Return the estimate for the cells of each check."""
     shares = tuple(
         Share(
             check=name,
@@ -137,11 +125,7 @@ def estimate(
 
 @dataclass
 class Remaining:
-    """The time left of a run in progress: cells that were measured correct the estimate of the others.
-
-    Attributes:
-        speed: the server's seconds in one of the client's.
-    """
+    """The time left of a run in progress: cells that were measured correct the estimate of the others."""
 
     rates: Rates
     speed: float

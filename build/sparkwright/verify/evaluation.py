@@ -64,16 +64,7 @@ class TaskScore:
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """The server, and what to evaluate.
-
-    Attributes:
-        url: the server's root.
-        model: name of the model to request.
-        arguments: further ones of the harness's command line.
-        chat: send chats instead of raw prompts.
-        python: interpreter of an environment with the harness; one is found or made by default.
-        offline: fetch neither packages nor data sets.
-    """
+    """The server, and what to evaluate."""
 
     url: str
     model: str
@@ -88,11 +79,6 @@ class EvalRequest:
 
 def evaluate(request: EvalRequest, folder: Path, cache: Path) -> list[TaskScore]:
     """Evaluate the tasks of *request* and return their scores; the harness's files stay in *folder*.
-
-    Args:
-        request: tasks and server.
-        folder: of the run.
-        cache: folder for the harness's environment.
 
     Raises:
         ServerError: the harness cannot be installed, or it failed.
@@ -210,13 +196,7 @@ def evaluation_run(
     scores: Sequence[TaskScore],
     before: Sequence[TaskScore] = (),
 ) -> Run:
-    """Return the findings on *scores* as a run of their own.
-
-    Args:
-        request: that they are of.
-        scores: by task and metric.
-        before: scores of an earlier evaluation, such as that of the version before.
-    """
+    """Return the findings on *scores* as a run of their own."""
     findings = [
         Finding(
             check=CHECK,

@@ -49,13 +49,7 @@ class Manifest(Model, frozen=True, tag="run", tag_field="kind"):
 
 
 class BootRecord(Model, frozen=True, tag="boot", tag_field="kind"):
-    """One start of a server.
-
-    Attributes:
-        boot: which start, as the checks count them.
-        restart: how often it had to be started again because it had ended by itself.
-        log_seen: whether its log can be read.
-    """
+    """One start of a server."""
 
     arm: str
     boot: int
@@ -78,11 +72,7 @@ class Concluded(Model, frozen=True, tag="findings", tag_field="kind"):
 
 
 class Noted(Model, frozen=True, tag="note", tag_field="kind"):
-    """A further result, such as the client's own accuracy.
-
-    Attributes:
-        data: JSON-ready details.
-    """
+    """A further result, such as the client's own accuracy."""
 
     name: str
     data: dict[str, Any]
@@ -93,16 +83,7 @@ Record = Manifest | BootRecord | Measured | Concluded | Noted
 
 @dataclass(frozen=True)
 class Contents:
-    """The contents of a journal.
-
-    Attributes:
-        manifest: its first line.
-        boots: the last start of each server, by arm and number.
-        measured: observations by the id of their cell, in order.
-        findings: what was concluded, if it came to that.
-        notes: the last note of each name.
-        restarts: how often servers had to be started again.
-    """
+    """The contents of a journal."""
 
     manifest: Manifest
     boots: dict[tuple[str, int], BootRecord] = field(default_factory=dict)

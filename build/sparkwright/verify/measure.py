@@ -46,14 +46,7 @@ class _Watch:
 async def measure(
     server: MeasuredServer, cell: Cell, profile: Profile, *, on_sample: Callable[[Sample], None] | None = None
 ) -> Observation:
-    """Send *cell*'s requests and return the observation; a failing server raises no error.
-
-    Args:
-        server: to measure.
-        cell: to send.
-        profile: deadlines, and the server's clock.
-        on_sample: called with each finished request.
-    """
+    """Send *cell*'s requests and return the observation; a failing server raises no error."""
     deadlines, speed = profile.deadlines, profile.speed
     mark = server.mark
     wall, own = time.time(), time.monotonic()

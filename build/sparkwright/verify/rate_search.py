@@ -54,10 +54,6 @@ def fit_crossing(counts: Sequence[tuple[float, int, int]], share: float) -> Cros
     steps' own scatter (quasi-likelihood), never below that of independent requests. Half a request of each
     kind is added to a step, so that shares of all and none are finite. The interval is infinite where fewer
     than three steps were given, or where the share does not fall with the rate.
-
-    Args:
-        counts: rate, good requests and all requests of each step.
-        share: 0 to 1, exclusive.
     """
     import numpy as np
 
@@ -211,13 +207,7 @@ class Step:
 
 @dataclass(frozen=True)
 class NextStep:
-    """A step to measure.
-
-    Attributes:
-        rate: requests a second.
-        warm_up: before them, at the same rate.
-        factor: times the usual length.
-    """
+    """A step to measure."""
 
     rate: float
     requests: int

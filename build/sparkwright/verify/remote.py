@@ -32,13 +32,7 @@ _FILES = ("wheel", "against", "recipe")
 
 
 class RunRequest(Model, frozen=True):
-    """A run of `verify`.
-
-    Attributes:
-        options: what is verified; files are named below the task's working folder.
-        run: name of the run's folder.
-        offline: fetch neither packages nor models.
-    """
+    """A run of `verify`."""
 
     options: VerifyOptions
     run: str

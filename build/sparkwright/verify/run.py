@@ -21,13 +21,7 @@ def worst(findings: Sequence[Finding]) -> Verdict:
 
 @dataclass(frozen=True)
 class RunCoverage:
-    """The checks of a profile that came to a conclusion.
-
-    Attributes:
-        judged: checks with an applicable conclusion.
-        without: checks that were left out, or of which nothing was applicable.
-        applicable: number of conclusions that are applicable.
-    """
+    """The checks of a profile that came to a conclusion."""
 
     judged: tuple[str, ...]
     without: tuple[str, ...]

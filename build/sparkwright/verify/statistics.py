@@ -26,18 +26,9 @@ LEAST_FOR_P99 = 100
 
 @dataclass(frozen=True)
 class Summary:
-    """Figures of a set of values, in their unit.
+    """Percentiles of a set of values; no 99th of fewer than 100, of which at most one could lie above it."""
 
-    Attributes:
-        std: standard deviation of the population (``ddof=0``, as vLLM's own benchmark reports it).
-        p99: 99th percentile; `None` for fewer than 100 values, of which at most one could lie above it.
-    """
-
-    n: int
-    mean: float
-    std: float
     p50: float
-    p90: float
     p95: float
     p99: float | None
 
@@ -66,15 +57,12 @@ def percentile(values: Sequence[float], q: float) -> float:
 
 
 def summary(values: Sequence[float]) -> Summary:
-    """Return mean, spread and percentiles."""
+    """Return the percentiles of *values*."""
     import numpy as np
 
     array = finite(values)
-    p50, p90, p95, p99 = (float(p) for p in np.percentile(array, (50, 90, 95, 99)))
-    enough = array.size >= LEAST_FOR_P99
-    return Summary(
-        array.size, float(array.mean()), float(array.std()), p50, p90, p95, p99 if enough else None
-    )
+    p50, p95, p99 = (float(p) for p in np.percentile(array, (50, 95, 99)))
+    return Summary(p50, p95, p99 if array.size >= LEAST_FOR_P99 else None)
 
 
 def ratio_interval(
@@ -84,11 +72,6 @@ def ratio_interval(
 
     Values within a cluster depend on each other, so clusters are the units: the variance is that of a ratio
     of two sums (linearized), and quantiles are those of Student's t.
-
-    Args:
-        sums: of the values, by cluster.
-        counts: of the values, by cluster.
-        level: of the interval.
 
     Raises:
         ValueError: there are fewer than two clusters, or a value is not finite.
@@ -189,11 +172,6 @@ def theil_sen(x: Sequence[float], y: Sequence[float], level: float = 0.95) -> Sl
     False alarms, as counted over 1000 seeds for 8 to 120 values of pure noise: the whole interval lies below
     0 in 1 to 2.5 % of cases. Where neighbours resemble each other it does so more often: with a correlation
     of 0.3 from one to the next in 3 to 6 %, with 0.6 in 7 to 16 %. So require a size of the slope, too.
-
-    Args:
-        x: times, shape (n,), at least two different.
-        y: values, shape (n,).
-        level: level of the interval.
     """
     import numpy as np
     from scipy.stats import theilslopes

@@ -241,14 +241,7 @@ def own_gaps(observation: Observation) -> list[tuple[str, int, float]]:
 
 @dataclass(frozen=True)
 class Cluster:
-    """More differences at one place than chance puts there.
-
-    Attributes:
-        what: the place, in words.
-        count: prompts whose answers differ there.
-        expected: number expected by chance.
-        p: probability of so many at any place by chance.
-    """
+    """More differences at one place than chance puts there."""
 
     what: str
     count: int

@@ -45,12 +45,7 @@ _SEEDS = 1000  # a search has fewer steps
 
 
 def capacity_check(slo: Slo, tokens: int = TOKENS) -> Check:
-    """Return the check that sends open loops at rates that follow from the steps before.
-
-    Args:
-        slo: the objective.
-        tokens: output of each request.
-    """
+    """Return the check that sends open loops at rates that follow from the steps before."""
     return Check(NAME, partial(_cells, slo, tokens), partial(_judge, slo))
 
 
@@ -94,13 +89,7 @@ def _plan(slo: Slo, profile: Profile) -> SearchPlan:
 
 
 def step_of(observation: Observation, slo: Slo, speed: float) -> Step:
-    """Return the step that *observation* of an open loop is; a request that is missing or failed is not good.
-
-    Args:
-        observation: of the step's cell.
-        slo: the objective.
-        speed: server's seconds in one of the client's.
-    """
+    """Return the step that *observation* is; a request that is missing or failed is not good."""
     load = observation.cell.load
     counted = [sample for sample in observation.samples if sample.counted]
     durations = [times_of(sample, speed)["e2e"] for sample in counted if sample.failure is None]

@@ -96,7 +96,7 @@ def figures(observation: Observation, speed: float = 1.0) -> Figures:
 
 
 def _summary(values: Sequence[float]) -> Summary:
-    return summary(values) if values else Summary(0, math.nan, math.nan, math.nan, math.nan, math.nan, None)
+    return summary(values) if values else Summary(math.nan, math.nan, None)
 
 
 def decode_rate(samples: Sequence[Sample], speed: float = 1.0) -> float:

@@ -54,13 +54,7 @@ class Flaw:
 
 
 def flaw(text: str, token_ids: Sequence[int] = (), tokens: int = 0) -> Flaw | None:
-    """Return the flaw of a generated text, the plainest first; `None` if there is none.
-
-    Args:
-        text: what was generated.
-        token_ids: the same as ids; without them words and single marks stand for tokens.
-        tokens: how many there were.
-    """
+    """Return the flaw of a generated text, the plainest first; `None` if there is none."""
     if tokens and not text.strip():
         return Flaw("empty", f"{tokens} tokens without any text")
     units: Sequence[Hashable] = token_ids or _units(text)

@@ -37,13 +37,7 @@ _BEYOND = 2  # requests that are too long
 
 @dataclass(frozen=True)
 class _Size:
-    """Tokens of a prompt: those around its blocks, and of one block.
-
-    Attributes:
-        around: template, facts and question.
-        block: tokens of one block.
-        limit: tokens of the longest request.
-    """
+    """Tokens of a prompt: those around its blocks, and of one block."""
 
     around: float
     block: float

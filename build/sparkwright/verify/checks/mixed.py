@@ -110,13 +110,7 @@ def _decoders(observation: Observation) -> list[Sample]:
 
 @dataclass(frozen=True)
 class _Waits:
-    """Waits of decoding requests while prompts are prefilled, in seconds of the server's clock.
-
-    Attributes:
-        span: from the first long prompt's start to the last one's first token.
-        longest: longest wait of each request for its next token, within that span.
-        chunks: chunks that these requests got in it.
-    """
+    """Waits of decoding requests while prompts are prefilled, in seconds of the server's clock."""
 
     span: float
     longest: tuple[float, ...]

@@ -25,11 +25,6 @@ def judge_quality(before: Sequence[Cells], after: Sequence[Cells], keys: Sequenc
     """Return findings on greedy answers and solved tasks of the worst run after, and on failed requests.
 
     Answers and tasks are held against those of the first run before.
-
-    Args:
-        before: observations of each run, by the key of their cell.
-        after: likewise.
-        keys: those that all of them have.
     """
 
     def worst(

@@ -21,10 +21,6 @@ from sparkwright.verify.run import Run
 def compare_runs(before: Sequence[Run], after: Sequence[Run]) -> Run:
     """Return the findings on runs *after* an upgrade against runs *before* it.
 
-    Args:
-        before: finished runs, each of one start of the server.
-        after: likewise.
-
     Raises:
         ConfigError: the runs have no cell in common, or their clocks differ.
     """

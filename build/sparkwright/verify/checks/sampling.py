@@ -88,12 +88,7 @@ _Answers = dict[str, dict[str, "Sample"]]
 
 @dataclass(frozen=True)
 class _Compared:
-    """Two passes over the same prompts.
-
-    Attributes:
-        shared: tokens at the beginning that both answers of a prompt have, by prompt.
-        same: prompts of which both answers are the same.
-    """
+    """Two passes over the same prompts."""
 
     shared: tuple[int, ...]
     same: int

@@ -203,10 +203,6 @@ def elapsed(observations: Iterable[Observation], speed: float) -> dict[str, floa
 
     Cells' durations are added up, with the pauses between them, but for long ones: the clock's origin may
     change when a run is resumed, and what the server did meanwhile was not soaking.
-
-    Args:
-        observations: in the order in which they were made.
-        speed: server's seconds in one of the client's.
     """
     begun: dict[str, float] = {}
     total, last = 0.0, None

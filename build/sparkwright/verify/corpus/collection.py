@@ -46,12 +46,6 @@ def write_document(
     where nonce, template and question weigh little: from some thousand tokens on. The needle
     stands at a random place between a tenth and nine tenths of the text, as ``The code for NAME is CODE.``
 
-    Args:
-        tokens: length of the whole prompt.
-        seed: seed of everything random in it.
-        needle: NAME; one is chosen where it is empty.
-        words_per_token: words per token of documents like these.
-
     Returns:
         The text, and CODE (six digits).
 
@@ -189,12 +183,7 @@ class _CorpusFile(Model, frozen=True):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Prompts by category.
-
-    Attributes:
-        entries: the shipped prompts, by category.
-        known: questions of which every trained model knows the answer.
-    """
+    """Prompts by category."""
 
     entries: Mapping[str, tuple[CorpusEntry, ...]]
     known: tuple[CorpusEntry, ...] = ()
@@ -205,12 +194,6 @@ class Corpus:
         The nonce stands first so that no two prompts share a block of the prefix cache, not even copies of
         the same text, which appear when *count* is larger than the shipped number. The same arguments give
         the same prompts; another *salt* or *seed* gives other nonces, names and another order.
-
-        Args:
-            category: one of `CATEGORIES`.
-            count: number of prompts.
-            seed: seed of their order.
-            salt: separates callers, for example ``sweep code c=8``.
 
         Raises:
             UnknownNameError: no such category.
@@ -256,13 +239,6 @@ class Corpus:
         See `sparkwright.verify.corpus.collection.write_document` for its content and its true length.
         It begins with a nonce, so that documents of different seeds or salts share no block of the prefix
         cache. For a prompt of another length but the same kind, use another number of tokens.
-
-        Args:
-            tokens: length of the whole prompt, at least 120.
-            seed: seed of its words and of the needle's place and code.
-            needle: name that the code belongs to; generated from the seed where it is empty.
-            salt: as for `prompts`.
-            words_per_token: as for `write_document`.
 
         Returns:
             The prompt, of category ``extraction``; its `expect` is the code.

@@ -19,16 +19,12 @@ class CellFigures(Figures):
     """The figures of one cell as checks see them, all NaN if no request counted, and their surroundings.
 
     Attributes:
-        category: of its prompts, or empty if they are mixed.
-        speculation: the result of drafting, or `None` where counters do not hold it.
         hit_rate: share of prompt tokens that came from the prefix cache.
         trouble: the reasons not to trust its figures; empty if there are none.
     """
 
     observation: Observation
     key: str
-    category: str
-    speculation: Speculation | None
     hit_rate: float
     trouble: tuple[str, ...]
 
@@ -38,14 +34,12 @@ class CellFigures(Figures):
         return self.acceptance.mal if self.acceptance else math.nan
 
 
-def cells(run: Run, check: str = "") -> tuple[CellFigures, ...]:
-    """Return the figures of every cell, or of every cell of one *check*, in order."""
-    chosen = (seen for seen in run.observations if check in {"", seen.cell.check})
-    return tuple(_cell(observation, run.speed) for observation in chosen)
+def cells(run: Run) -> tuple[CellFigures, ...]:
+    """Return the figures of every cell, in order."""
+    return tuple(_cell(observation, run.speed) for observation in run.observations)
 
 
 def _cell(observation: Observation, speed: float) -> CellFigures:
-    categories = {sample.category for sample in observation.counted}
     spec = _speculation(observation.before, observation.after)
     # counters that restarted are of no use; the client's times still are
     judged = observation
@@ -55,8 +49,6 @@ def _cell(observation: Observation, speed: float) -> CellFigures:
         **vars(figures(judged, speed)),
         observation=observation,
         key=observation.cell.key,
-        category=observation.cell.tags.get("category") or (categories.pop() if len(categories) == 1 else ""),
-        speculation=spec,
         hit_rate=_hits(observation.before, observation.after),
         trouble=tuple(trouble.cause for trouble in troubles(observation)),
     )

@@ -20,11 +20,7 @@ from sparkwright.verify.simulator.settings import BLOCK, Settings, plan_memory
 
 @dataclass(frozen=True)
 class EngineStep:
-    """The result of one step.
-
-    Attributes:
-        deltas: the requests that got tokens, with those tokens.
-    """
+    """The result of one step."""
 
     seconds: float
     deltas: tuple[tuple[Request, StreamDelta], ...]

@@ -85,9 +85,7 @@ def parse_faults(texts: Iterable[str]) -> Faults:
     for text in texts:
         name, _, rest = text.partition("=")
         if name not in FAULTS:
-            raise unknown_name(
-                "fault", name, list(FAULTS), "'sparkwright-simulator --list-faults' lists them"
-            )
+            raise unknown_name("fault", name, list(FAULTS))
         active[name] = {**FAULTS[name].parameters, **_parameters(FAULTS[name], rest)}
     return Faults(active)
 

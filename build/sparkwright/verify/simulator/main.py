@@ -19,7 +19,7 @@ from sparkwright.base.config import json_decoder
 from sparkwright.base.errors import ServerError, SparkwrightError
 from sparkwright.base.process import Running, UnguardedProcess, start, start_unguarded
 from sparkwright.engine.client.endpoint import Endpoint
-from sparkwright.verify.simulator.faults import FAULTS, parse_faults
+from sparkwright.verify.simulator.faults import parse_faults
 from sparkwright.verify.simulator.log import Log, boot_lines, failing_lines
 from sparkwright.verify.simulator.machine import Clock, Driver
 from sparkwright.verify.simulator.server import CHILD, listening
@@ -200,19 +200,14 @@ def _settings() -> Iterator[click.Option]:
 @click.option("--step-ms", default="", help="BASE,REQUEST,CONTEXT,PREFILL: duration of a step.")
 @click.option("--draft-ms", default=StepCosts.draft, help="Added for each drafted token of a step.")
 @click.option("--fault", "faults", multiple=True, metavar="NAME[=VALUE]", help="Fault to switch on.")
-@click.option("--list-faults", is_flag=True, help="List the faults and end.")
 def _command(
     *,
-    list_faults: bool,
     step_ms: str,
     draft_ms: float,
     faults: tuple[str, ...],
     **options: Any,
 ) -> int:
     """Serve like vLLM with speculative decoding, without computing anything."""
-    if list_faults:
-        click.echo(_fault_table())
-        return 0
     settings = Settings(
         **options, costs=replace(_costs(step_ms), draft=draft_ms), faults=parse_faults(faults)
     )
@@ -228,15 +223,6 @@ def _costs(text: str) -> StepCosts:
         return StepCosts(*(float(part) for part in text.split(",")))
     except (TypeError, ValueError) as error:
         raise click.BadParameter(f"{text!r} is not BASE,REQUEST,CONTEXT,PREFILL") from error
-
-
-def _fault_table() -> str:
-    return "\n".join(
-        f"{fault.name:20} {fault.does}"
-        + "".join(f" [{name}={value:g}]" for name, value in fault.parameters.items())
-        + (f" -> {', '.join(fault.noticed_by)}" if fault.noticed_by else " -> stays green")
-        for fault in FAULTS.values()
-    )
 
 
 if __name__ == "__main__":

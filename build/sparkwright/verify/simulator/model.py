@@ -234,13 +234,7 @@ class _Options(NamedTuple):
 
 
 class TokenGenerator:
-    """The generator of one sequence; each token follows from those before it.
-
-    Args:
-        prompt: the prompt's tokens.
-        answer: a text that the output begins with.
-        sampling: its sampling parameters.
-    """
+    """The generator of one sequence; each token follows from those before it."""
 
     def __init__(self, prompt: Sequence[int], answer: str, sampling: Sampling) -> None:
         self._state = digest(array("q", prompt).tobytes())
@@ -252,11 +246,7 @@ class TokenGenerator:
         self._length = len(self._script) or 60 + self._state % 341
 
     def next(self, noise: int) -> Choice:
-        """Generate one more token.
-
-        Args:
-            noise: identifies the kernels that compute it: those for one request, or those for many.
-        """
+        """Generate one more token."""
         options = self._options()
         rank = self._rank(options, noise)
         token = options.token(rank)
@@ -361,13 +351,7 @@ def acceptance_table(k: int) -> tuple[float, ...]:
 
 
 def accepted_tokens(chances: tuple[float, ...], factor: float, state: int) -> int:
-    """Return the number of accepted draft tokens; the first rejected one ends it.
-
-    Args:
-        chances: by position; see `acceptance_table`.
-        factor: scale that faults apply, 1 when healthy.
-        state: source of the draws, such as a hash of seed, request and step.
-    """
+    """Return the number of accepted draft tokens; the first rejected one ends it."""
     for position, chance in enumerate(chances):
         if unit(mix(state, position)) >= chance * factor:
             return position
