@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.search.model import normalise
+from sparkwright.engine.outcomes import normalise
 
 
 @pytest.mark.parametrize(("one", "other"), [

@@ -14,11 +14,18 @@ from sparkwright.engine.server.failures import ServerFailedError
 _ERROR = re.compile(r"\b(?:[A-Z]\w*(?:Error|Exception)|AssertionError)\b: ?.*")
 # Raised by those that wait for the process that failed.
 _FOLLOW_UPS = ("Engine core initialization failed", "Worker failed with error")
-_VARIABLE = (
-    (re.compile(r"0x[0-9a-fA-F]+"), "ADDRESS"),
-    (re.compile(r"(?:/[\w.+@-]+){2,}"), "PATH"),
-    (re.compile(r"\b[0-9a-f]{12,}\b"), "DIGEST"),
-    (re.compile(r"\d+(?:\.\d+)?"), "N"),
+_LONGEST = 200  # characters of what a signature holds of an error
+# Each rule sees the text as the one before it left it.
+_RULES = (
+    (re.compile(r"\x1b\[[0-9;]*[A-Za-z]"), ""),  # colours of a terminal
+    (re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE), "<id>"),
+    (re.compile(r"\b0x[0-9a-f]+\b", re.IGNORECASE), "<address>"),
+    (re.compile(r"(?:/private)?/(?:tmp|var/tmp|var/folders|dev/shm)(?:/[^\s'\":,;)\]]*)?"), "<temporary>"),
+    (re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"), "<time>"),
+    (re.compile(r"\b\d\d:\d\d:\d\d(?:[.,]\d+)?\b"), "<time>"),
+    (re.compile(r"\b[0-9a-f]{12,64}\b(?<![a-z]{12})", re.IGNORECASE), "<id>"),
+    (re.compile(r"(?<![\w.])[-+]?\d[\d_]*(?:\.\d+)?(?:e[-+]?\d+)?(?=(?:[smuµn]?s|[KMGT]i?B|%)?\b|%)"), "#"),
+    (re.compile(r"\s+"), " "),
 )
 _VERDICTS: dict[Verdict, Literal["passed", "failed", "undecided"]] = {
     Verdict.PASS: "passed",
@@ -82,7 +89,7 @@ def _outcome(name: str, findings: Sequence[Finding], *, lenient: bool) -> CheckO
     verdict = _VERDICTS[worst.verdict]
     signature = f"{name}: {worst.name}" if verdict == "failed" else ""
     if verdict == "failed" and (shown := _ERROR.search(worst.cause)):
-        signature += f": {normalised(shown[0])}"
+        signature += f": {normalise(shown[0])[:_LONGEST]}"
     return CheckOutcome(name, verdict, worst.cause, signature)
 
 
@@ -96,7 +103,9 @@ def broken_server(error: ServerError, names: Sequence[str]) -> list[CheckOutcome
     """Return the outcomes where the server under test did not come up: of its start, and of nothing else."""
     line = error_line(error)
     kind = error.cause.name if isinstance(error, ServerFailedError) else "server"
-    first = CheckOutcome("boot", "failed", f"{error.what}: {line}", f"boot: {kind}: {normalised(line)}")
+    first = CheckOutcome(
+        "boot", "failed", f"{error.what}: {line}", f"boot: {kind}: {normalise(line)[:_LONGEST]}"
+    )
     others = [CheckOutcome(name, "undecided", "the server did not start") for name in names if name != "boot"]
     return [first, *others]
 
@@ -115,8 +124,11 @@ def _plain(text: str) -> str:
     return " ".join(text.split())
 
 
-def normalised(text: str) -> str:
-    """Return *text* without what differs from run to run: addresses, paths, digests and numbers."""
-    for pattern, name in _VARIABLE:
-        text = pattern.sub(name, text)
-    return _plain(text)[:200]
+def normalise(text: str) -> str:
+    """Return *text* without addresses, numbers, times, temporary paths and process ids, on one line.
+
+    A number that is part of a name stays: ``sm_121a`` and ``fp8`` tell failures apart.
+    """
+    for pattern, replacement in _RULES:
+        text = pattern.sub(replacement, text)
+    return text.strip()

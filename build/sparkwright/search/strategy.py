@@ -18,6 +18,7 @@ from typing import Literal
 from msgspec import structs
 
 from sparkwright.base.errors import BisectionError
+from sparkwright.engine.outcomes import normalise
 from sparkwright.search.calibrate import calibrate, ends
 from sparkwright.search.model import (
     Calibration,
@@ -27,7 +28,6 @@ from sparkwright.search.model import (
     SearchResult,
     SearchStep,
     StepVerdict,
-    normalise,
 )
 from sparkwright.search.posterior import Located, Noise, Posterior, locate
 from sparkwright.search.subsets import Changes, ddmin

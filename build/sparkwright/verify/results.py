@@ -11,8 +11,8 @@ import msgspec
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import sha256_file, to_json
-from sparkwright.base.errors import StorageError
 from sparkwright.engine.findings import Verdict
+from sparkwright.store import storing, write_atomically
 from sparkwright.verify.journal import FILE, Contents, read_journal
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import profile_of
@@ -106,9 +106,10 @@ def write_files(
     folder: Path, rendered: Mapping[str, bytes], also: Iterable[str] = ()
 ) -> tuple[tuple[Path, int, str], ...]:
     """Write files by name to *folder*; return the path, the size and the SHA-256 of each, and of others."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, data in rendered.items():
-        replace_file(folder / name, data)
+    with storing(f"writing to {folder}", instead="resume the run elsewhere: no cell is measured twice"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, data in rendered.items():
+            write_atomically(folder / name, data)
     paths = [folder / name for name in (*rendered, *also)]
     return tuple((path, path.stat().st_size, sha256_file(path)) for path in paths)
 
@@ -181,22 +182,3 @@ def _files(folder: Path) -> dict[str, str]:
         **found,
         **{f"server {path.parent.name} {path.name}": str(path.relative_to(folder)) for path in servers},
     }
-
-
-def replace_file(path: Path, data: bytes) -> None:
-    """Write *data* to *path* as a whole or not at all."""
-    import os
-
-    new = path.with_name(f".{path.name}.new")
-    try:
-        with new.open("wb") as stream:
-            stream.write(data)
-            os.fsync(stream.fileno())
-        new.replace(path)
-    except OSError as error:
-        new.unlink(missing_ok=True)
-        raise StorageError(
-            f"{path} could not be written",
-            because=error.strerror or str(error),
-            next_step="free disk space, then run again with --resume: no cell is measured twice",
-        ) from error

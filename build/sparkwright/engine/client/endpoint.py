@@ -238,7 +238,9 @@ async def _get(
 
     url = endpoint.url + path
     timeout = aiohttp.ClientTimeout(total=deadlines.canary_s, sock_connect=deadlines.connect_s)
-    for left in reversed(range(_ATTEMPTS)):
+    left = _ATTEMPTS
+    while True:
+        left -= 1
         try:
             async with session.get(url, timeout=timeout) as response:
                 answer = _Answer(url, response.status, response.content_type, await read_body(response))
@@ -247,19 +249,18 @@ async def _get(
             if not left or not lost or isinstance(error, (aiohttp.ClientSSLError, TimeoutError)):
                 raise _unreachable(endpoint, url, error) from error
         else:
+            # vLLM's key guards /v1 alone: who refuses its counters is something on the way.
+            if answer.status in _REFUSED and path != _METRICS:
+                raise EndpointError(
+                    f"{endpoint.url} refuses the request (status {answer.status})",
+                    because="the API key is wrong"
+                    if endpoint.api_key
+                    else "it requires an API key and none was given",
+                    next_step="give the key that the server was started with (--api-key)",
+                )
             if not (left and answer.transient):
-                break
+                return answer
         await asyncio.sleep(_PAUSE_S)
-    # vLLM's key guards /v1 alone: who refuses its counters is something on the way.
-    if answer.status in _REFUSED and path != _METRICS:
-        raise EndpointError(
-            f"{endpoint.url} refuses the request (status {answer.status})",
-            because="the API key is wrong"
-            if endpoint.api_key
-            else "it requires an API key and none was given",
-            next_step="give the key that the server was started with (--api-key)",
-        )
-    return answer
 
 
 def _unreachable(endpoint: Endpoint, url: str, error: Exception) -> EndpointError:
