@@ -371,6 +371,30 @@ def test_a_variable_is_read_as_the_shell_does(word: str, value: str) -> None:
     }
 
 
+CONDITIONS = """
+: "${MODEL:=org/m}"
+if [ -z "$LENGTH" ]; then
+  LENGTH=8
+fi
+args=(--max-model-len "$LENGTH")
+if [[ "$EAGER" == 1 ]]; then
+  args+=(--enforce-eager --x "$EAGER")
+else args=(--dtype auto); fi
+[ -n "$NAME" ] && args+=(--served-model-name=word)
+MODE=first
+case $1 in second) MODE=second;; esac
+if true; then MODE=third; more=(--seed 1); fi
+vllm serve "$MODEL" "${args[@]}" "${more[@]}" --mode $MODE
+"""
+
+
+def test_what_a_condition_decides_sets_only_what_has_no_value() -> None:
+    recipe, remarks = import_recipe(CONDITIONS)
+    assert (recipe.model, recipe.flags) == ("org/m", {"max-model-len": 8, "seed": 1, "mode": "first"})
+    assert {one.what for one in remarks} == {"--enforce-eager", "--x", "--dtype", "--served-model-name"}
+    assert {one.because for one in remarks} == {"a condition of the script decides it"}
+
+
 def test_a_setting_that_the_text_does_not_hold_is_left_out() -> None:
     recipe, remarks = import_recipe('vllm serve org/m --seed $SEED --dtype auto $MORE --x \'{"y": "$Y"}\'')
     assert recipe.flags == {"dtype": "auto"}

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from sparkwright.base.errors import ConfigError
 from sparkwright.recipes.shell import (
     SECRET_VALUE,
+    conditional,
     expanded,
     expanded_words,
     logical_lines,
@@ -211,34 +212,24 @@ def _words_of(command: Any) -> list[str]:
 def commands_of_script(text: str, environment: Mapping[str, str]) -> Iterator[ServeCommand]:
     """Yield the servers that a script starts, with the variables that it exports before.
 
-    Variables that only the script itself uses are not the server's.
+    Variables that only the script itself uses are not the server's. What a condition decides sets only what
+    has no value yet.
     """
     known, own, used = dict(environment), dict[str, str](), set[str]()
     lines = list(logical_lines(text))
     remarks = [Remark("left out", one, "the runtime is locked") for one in lines if _INSTALLS.match(one)]
     remarks += [Remark("left out", one, _UNREAD) for one in lines if _SOURCED.match(one)]
-    for line in lines:
+    for line, sure in conditional(lines):
         values = {**known, **own}
         if array := _ARRAY.fullmatch(line):
-            used |= used_names(line)
+            declares, words = "", list[str]()
             more = shlex.join(expanded_words(shlex.split(array[3]), values))
-            own[array[1]] = f"{own.get(array[1], '')} {more}" if array[2] else more
-            continue
-        words = shlex.split(line)
-        declares = words[0] if words and words[0] in _DECLARES else ""
-        words = words[bool(declares) :]
-        before: dict[str, str] = {}
-        while words and ((found := _VARIABLE.fullmatch(words[0])) or declares):
-            if found:
-                old = values.get(found[1], "") if found[2] else ""
-                before[found[1]] = old + expanded(found[3], values)
-            words = words[1:]
-        if declares == "export":
-            known |= before
-        elif not words:
-            own |= before
-            used |= used_names(line)
+            before = {array[1]: f"{own.get(array[1], '')} {more}" if array[2] else more}
         else:
+            words = shlex.split(line)
+            declares = words[0] if words and words[0] in _DECLARES else ""
+            words, before = _assignments(words[bool(declares) :], values, everything=bool(declares))
+        if words:
             words = words[: next((at for at, word in enumerate(words) if _SHELL.match(word)), len(words))]
             used |= used_names(" ".join(words))
             exported = {
@@ -247,6 +238,29 @@ def commands_of_script(text: str, environment: Mapping[str, str]) -> Iterator[Se
             for one in _of_words(expanded_words(words, {**values, **before}), {**exported, **before}):
                 one.remarks += remarks
                 yield one
+            continue
+        if not declares:
+            used |= used_names(line)
+        if not sure and before.keys() & values.keys():
+            options = re.findall(r"(?<![\w-])--?[A-Za-z][\w.-]*", line)
+            remarks += [
+                Remark("left out", option, "a condition of the script decides it") for option in options
+            ]
+            before = {name: value for name, value in before.items() if name not in values}
+        (known if declares == "export" else own).update(before)
+
+
+def _assignments(
+    words: list[str], values: Mapping[str, str], *, everything: bool
+) -> tuple[list[str], dict[str, str]]:
+    """Return *words* behind the variables that are set before them, and these; of *everything* no words."""
+    before: dict[str, str] = {}
+    while words and ((found := _VARIABLE.fullmatch(words[0])) or everything):
+        if found:
+            old = values.get(found[1], "") if found[2] else ""
+            before[found[1]] = old + expanded(found[3], values)
+        words = words[1:]
+    return words, before
 
 
 def _of_words(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[ServeCommand]:

@@ -61,6 +61,23 @@ def logical_lines(text: str) -> Iterator[str]:
         yield line.strip()
 
 
+def conditional(lines: Iterable[str]) -> Iterator[tuple[str, bool]]:
+    """Yield each of *lines*, and if no condition decides whether it is run.
+
+    A default that ``:`` sets is an assignment.
+    """
+    depth, tested = 0, False
+    for line in lines:
+        first = line.split(maxsplit=1)[0]
+        depth += (first in {"if", "case"}) - (first in {"fi", "esac"})
+        sure = not depth and not tested
+        tested = first in {"[", "[[", "test"}
+        if first == ":":
+            yield from ((f"{one[2]}={shlex.quote(one[5])}", False) for one in _USE.finditer(line) if one[5])
+        else:
+            yield re.sub(r"^(?:then|else|do)\s+", "", line), sure
+
+
 def used_names(text: str) -> set[str]:
     """Return the names of variables that *text* uses."""
     return {found[1] or found[2] for found in _USE.finditer(text)}
