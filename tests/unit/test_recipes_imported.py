@@ -157,6 +157,7 @@ def test_two_cards_are_two_machines_and_more_are_refused() -> None:
         f"{SERVE}\n{SERVE}",
         "vllm serve --max-model-len 4",
         "vllm serve $MODEL",
+        ': "${MODEL:?say which}"\nvllm serve $MODEL',
         "vllm serve ...",
         "vllm serve 'org/model",
         TEMPLATE.replace("port: 8000, ", ""),
@@ -353,6 +354,7 @@ def test_a_variable_that_the_command_uses_is_not_the_servers() -> None:
     assert import_recipe(SPREAD)[0].environment == {"KEPT": "1", "VLLM_LENGTH": "8"}
     assert import_recipe("export A=org/m\nB=$A\nvllm serve $B")[0].environment == {}
     assert import_recipe("A=1 vllm serve org/m")[0].environment == {"A": "1"}
+    assert import_recipe('export A=1\necho "$A"\nvllm serve org/m')[0].environment == {"A": "1"}
 
 
 @pytest.mark.parametrize(

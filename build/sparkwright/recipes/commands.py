@@ -231,9 +231,9 @@ def commands_of_script(text: str, environment: Mapping[str, str]) -> Iterator[Se
             words, before = _assignments(words[bool(declares) :], values, everything=bool(declares))
         if words:
             words = words[: next((at for at, word in enumerate(words) if _SHELL.match(word)), len(words))]
-            used |= used_names(" ".join(words))
+            here = used | used_names(" ".join(words))
             exported = {
-                name: value for name, value in known.items() if name not in used or name.startswith("VLLM_")
+                name: value for name, value in known.items() if name not in here or name.startswith("VLLM_")
             }
             for one in _of_words(expanded_words(words, {**values, **before}), {**exported, **before}):
                 one.remarks += remarks

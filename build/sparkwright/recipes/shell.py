@@ -73,7 +73,8 @@ def conditional(lines: Iterable[str]) -> Iterator[tuple[str, bool]]:
         sure = not depth and not tested
         tested = first in {"[", "[[", "test"}
         if first == ":":
-            yield from ((f"{one[2]}={shlex.quote(one[5])}", False) for one in _USE.finditer(line) if one[5])
+            found = [one for one in _USE.finditer(line) if (one[4] or "").endswith("=")]
+            yield from ((f"{one[2]}={shlex.quote(one[5])}", False) for one in found)
         else:
             yield re.sub(r"^(?:then|else|do)\s+", "", line), sure
 
