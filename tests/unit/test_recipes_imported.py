@@ -402,7 +402,7 @@ def test_a_setting_that_the_text_does_not_hold_is_left_out() -> None:
     assert recipe.flags == {"dtype": "auto"}
     assert {one.what for one in remarks} == {"--seed $SEED", "$MORE", "--x {'y': '$Y'}"}
     recipe, remarks = import_recipe("vllm serve org/m -sc $DRAFTS")
-    assert (recipe.speculative, [one.what for one in remarks]) == ({}, ["--speculative-config $DRAFTS"])
+    assert (recipe.speculative, [one.what for one in remarks]) == ({}, ["--speculative-config"])
     with pytest.raises(ConfigError, match="names no model"):
         import_recipe("vllm serve org/$NAME")
 
@@ -451,6 +451,7 @@ def test_a_systemd_unit_is_one_more_form() -> None:
         (TEMPLATE.replace("mods:", "pre_exec: [ls]\nmods:"), "pre_exec: ls"),
         (f"set -a; . ./my.env; set +a\nsource venv/bin/activate\n{SERVE}", ". ./my.env"),
         (f"VLLM_SERVER_DEV_MODE=1 {SERVE}", "VLLM_SERVER_DEV_MODE"),
+        ("vllm serve org/m -sc 'word'", "--speculative-config"),
     ],
 )
 def test_what_is_not_read_is_said_without_secrets(text: str, said: str) -> None:

@@ -9,6 +9,7 @@ recipe does not hold is left out, and a `Remark` gives the reason.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
@@ -155,8 +156,8 @@ def _recipe(
         value = "" if flag == "api-key" else f" {flags[flag]}"
         del flags[flag]
         remarks.append(Remark("left out", f"--{flag}{value}", _AT_START[flag]))
-    remarks += [Remark("left out", name, _AT_START["api-key"]) for name in _without_secrets(flags, "--")]
-    remarks += [Remark("left out", name, _AT_START["api-key"]) for name in _without_secrets(speculative, "")]
+    secrets = [*_without_secrets(flags, "--"), *_without_secrets(speculative, "")]
+    remarks += [Remark("left out", secret, _AT_START["api-key"]) for secret in secrets]
     for flag in [flag for flag, value in flags.items() if UNKNOWN.search(str(value))]:
         remarks.append(Remark("left out", f"--{flag} {flags.pop(flag)}", _ELSEWHERE))
     flags = {flag: _paths(flag, value, command, remarks) for flag, value in flags.items()}
@@ -319,11 +320,10 @@ def _speculation(
 ) -> tuple[dict[str, Any], str]:
     """Take the speculative configuration out of *flags*; return it and the drafter."""
     speculative = flags.pop("speculative-config", {})
-    if UNKNOWN.search(str(speculative)):
-        remarks.append(Remark("left out", f"--speculative-config {speculative}", _ELSEWHERE))
-        speculative = {}
-    elif not isinstance(speculative, dict):
-        remarks.append(Remark("wrong", "--speculative-config", f"it is no JSON: {speculative}"))
+    unknown = UNKNOWN.search(str(speculative))
+    if unknown or not isinstance(speculative, dict):
+        why = _ELSEWHERE if unknown else "it is no JSON"
+        remarks.append(Remark("left out", "--speculative-config", why))
         speculative = {}
     drafter = str(speculative.pop("model", ""))
     return speculative, _on_host(drafter, command, remarks) if drafter else ""
@@ -335,19 +335,17 @@ def _nodes(flags: dict[str, Any]) -> Literal[1, 2]:
     Raises:
         ConfigError: they are more than two.
     """
-    sizes = [flags.get(f"{kind}-parallel-size", 1) for kind in ("tensor", "pipeline", "data")]
-    cards = 1
-    for size in sizes:
-        cards *= size if isinstance(size, int) and not isinstance(size, bool) else 1
+    names = [f"{kind}-parallel-size" for kind in ("tensor", "pipeline", "data")]
+    cards = math.prod(size for name in names if isinstance(size := flags.get(name), int))
     if cards > _MOST_NODES:
         raise ConfigError(
             f"it needs {cards} machines",
             because="a Spark has one card, and recipes are for one or two machines",
             next_step="take a smaller checkpoint or quantization",
         )
-    for kind, size in zip(("tensor", "pipeline", "data"), sizes, strict=True):
-        if size == 1:
-            flags.pop(f"{kind}-parallel-size", None)
+    for name in names:
+        if flags.get(name) == 1:
+            del flags[name]
     return 2 if cards == _MOST_NODES else 1
 
 
