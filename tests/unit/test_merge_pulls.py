@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
-from kit import Recorder, Scene, UpstreamRepository, read_tree, write_carry
+from kit import Recorder, Scene, UpstreamRepository, write_carry
 
 from sparkwright.base.errors import FetchError, PatchError
 from sparkwright.carries import load_carry
@@ -37,13 +37,6 @@ def pulled(scene: Scene, upstream: UpstreamRepository) -> Pulled:
     pull = {"repository": upstream.address, "number": 7, "head": head, "base": base}
     scene.carries.append(load_carry(write_carry(scene.root, "pull-7", patches={}, kind="pull", pull=pull)))
     return Pulled(scene, upstream, base, head)
-
-
-def test_a_pinned_head_is_fetched_and_merged(pulled: Pulled) -> None:
-    report = pulled.scene.merge()
-    assert report.outcomes[0].kind is OutcomeKind.APPLIED
-    expected = BOTH.replace("return 2\n", "return 20\n")
-    assert read_tree(pulled.scene.repository, report.tree) == {CODE: expected}
 
 
 def test_a_moved_head_is_refused_and_hides_nothing(pulled: Pulled) -> None:

@@ -280,14 +280,6 @@ def test_a_probe_sees_no_variables_and_no_settings_of_ours(bench, monkeypatch):
     assert bench.prove(probe).verdict is ProbeVerdict.NOT_NEEDED
 
 
-def test_a_carry_without_a_probe_cannot_be_proved(bench: Bench) -> None:
-    carry = make_carry(bench.root, bench.repository, "bare", PACKAGE, bench.after)
-    assert bench.prover().find(carry, [CACHE]) is None
-    with pytest.raises(ConfigError, match="cannot be proved") as caught:
-        bench.prover().prove(carry, [CACHE])
-    assert caught.value.next_step
-
-
 # What a proof hangs on ---------------------------------------------------------------------
 
 
@@ -334,13 +326,6 @@ def test_a_later_release_is_judged_by_its_own_probe(bench: Bench) -> None:
     assert verdicts == {"0.8.0": "broken", "0.9.0": "proved", "1.0.0": "proved", "2.0.0": "broken"}
     assert replace(bench.prover(), version="1.0.0").find(carry, [CACHE]) is not None
     assert replace(bench.prover(), version="0.8.0").find(carry, [CACHE]) is None
-
-
-def test_equal_proofs_give_equal_bytes(bench: Bench) -> None:
-    carry = bench.carry(GOOD)
-    first = write_proof(carry.folder, bench.prover().prove(carry, [CACHE]), "1.0.0").read_bytes()
-    assert write_proof(carry.folder, bench.prover().prove(carry, [CACHE]), "1.0.0").read_bytes() == first
-    assert str(bench.store.home).encode() not in first
 
 
 @pytest.mark.parametrize(

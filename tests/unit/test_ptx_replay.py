@@ -6,16 +6,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from kit import load_file
 
 ptx = load_file(Path(__file__).resolve().parents[2] / "carries" / "nvfp4-kv-triton" / "ptx.py")
 
 F16, BF16 = ptx.Formats.f16x2, ptx.Formats.bf16x2
-FORMATS = pytest.mark.parametrize("number", [F16, BF16], ids=["f16", "bf16"])
-WORD = st.integers(0, 2**32 - 1)
-HALF = st.integers(0, 0xFFFF)
 
 
 def words(*values: int) -> np.ndarray:
@@ -94,80 +89,8 @@ def test_an_instruction(instruction: str, sources: tuple[int, ...], result: int)
     assert one(instruction, *sources) == result
 
 
-def test_a_word_is_unpacked_from_its_lowest_bits() -> None:
-    text = "{ .reg .b8 a, b, c, d; mov.b32 {a, b, c, d}, $1; cvt.rn.f16x2.e2m1x2 $0, c; }"
-    assert ptx.execute(text, [words(0x00720000)], [True])[0][0] == 0x46003C00
-    text = "{ .reg .b16 a, b; .reg .f32 z; mov.b32 z, 0; mov.b32 {a, b}, $1; fma.rn.f32.f16 $0, a, b, z; }"
-    assert ptx.execute(text, [words(0x42003C00)], [True])[0][0] == 0x40400000
-
-
-@given(WORD, WORD, WORD, st.integers(0, 255))
-def test_lop3_is_its_table_in_every_bit(a: int, b: int, c: int, table: int) -> None:
-    found = one("lop3.b32", a, b, c, table)
-    for bit in range(32):
-        index = 4 * (a >> bit & 1) + 2 * (b >> bit & 1) + (c >> bit & 1)
-        assert found >> bit & 1 == table >> index & 1
-
-
-@given(WORD, WORD, st.lists(st.integers(0, 7), min_size=4, max_size=4))
-def test_prmt_takes_bytes(a: int, b: int, selected: list[int]) -> None:
-    source = a.to_bytes(4, "little") + b.to_bytes(4, "little")
-    selector = sum(which << (4 * place) for place, which in enumerate(selected))
-    assert one("prmt.b32", a, b, selector) == int.from_bytes([source[i] for i in selected], "little")
-
-
-@FORMATS
-def test_every_number_is_read_and_written(number) -> None:
-    bits = np.arange(1 << 16, dtype=np.uint32)
-    values = number.values(bits)
-    wide = bits.astype(np.uint16).view(np.float16) if number is F16 else (bits << 16).view(np.float32)
-    with np.errstate(invalid="ignore"):  # of signalling NaNs
-        np.testing.assert_array_equal(values, wide.astype(np.float64))
-    kept = ~np.isnan(values)
-    np.testing.assert_array_equal(number.bits(values)[kept], bits[kept])
-    assert set(number.bits(values)[~kept]) == {0x7FFF}
-
-
 def exact(number, bits: int) -> Fraction:
     return Fraction(float(number.values(words(bits))[0]))
-
-
-@FORMATS
-@settings(max_examples=400)
-@given(a=HALF, b=HALF, c=HALF)
-def test_fma_is_the_nearest_number_to_the_exact_sum(number, a: int, b: int, c: int) -> None:
-    if not all(np.isfinite(number.values(words(a, b, c)))):
-        return
-    wanted = exact(number, a) * exact(number, b) + exact(number, c)
-    found = int(ptx.fused(number, words(a), words(b), words(c))[0])
-    magnitude, error = found & 0x7FFF, abs(wanted)
-    infinity = ((1 << number.exponent_bits) - 1) << (number.precision - 1)
-    if magnitude == infinity:
-        largest = exact(number, infinity - 1)
-        assert error >= largest + (largest - exact(number, infinity - 2)) / 2
-        return
-    error = abs(exact(number, found) - wanted)
-    for other in {max(magnitude - 1, 0), min(magnitude + 1, infinity - 1)}:
-        distance = abs(exact(number, other | found & 0x8000) - wanted)
-        assert error < distance or (error == distance and found % 2 == 0) or other == magnitude
-    assert wanted == 0 or (wanted < 0) == bool(found & 0x8000)
-
-
-TWO = """
-{
-.reg .b32 p, q;
-mov.b32 p, 0x10;
-or.b32 q, p, $2;
-shl.b32 $0, q, 1;
-mov.b32 $1, $2;
-}
-"""
-
-
-def test_a_block_of_registers_and_immediates() -> None:
-    low, high = ptx.execute(TWO, [words(1, 2)], [True, True])
-    assert low.tolist() == [0x22, 0x24]
-    assert high.tolist() == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -210,26 +133,6 @@ class Handle(SimpleNamespace):
 
 def kind(name: str, bits: int) -> SimpleNamespace:
     return SimpleNamespace(scalar=SimpleNamespace(name=name, primitive_bitwidth=bits))
-
-
-def test_elements_are_packed_lowest_first_and_results_follow_each_other() -> None:
-    codes = Handle(np.arange(8, dtype=np.uint8).reshape(2, 4))
-    scales = Handle(np.arange(0x100, 0x108, dtype=np.uint16).reshape(2, 4))
-    assembly = ptx.InlineAssembly()
-    text = "mov.b32 $0, $4; mov.b32 $1, $5; mov.b32 $2, $6; mov.b32 $3, $4;"
-    types = (kind("bf16", 16), kind("bf16", 16))
-    done = assembly(text, "=&r,=&r,=&r,=&r,r,r,r", [codes, scales], types, True, 4)  # noqa: FBT003
-    first, second = done.get_result(0), done.get_result(1)
-    assert first.data.tolist() == [[0x100, 0x302, 0x100, 0x101], [0x504, 0x706, 0x104, 0x105]]
-    assert second.data.tolist() == [[0x102, 0x103, 0x100, 0x302], [0x106, 0x107, 0x504, 0x706]]
-    assert assembly.texts == {text}
-
-
-def test_a_float32_fills_a_register() -> None:
-    values = Handle(np.array([[1.5, -2.0]], dtype=np.float32))
-    done = ptx.InlineAssembly()("mov.b32 $0, $1;", "=r,r", [values], (kind("fp32", 32),), False, 1)  # noqa: FBT003
-    assert done.get_result(0).data.dtype == np.float32
-    assert done.get_result(0).data.tolist() == [[1.5, -2.0]]
 
 
 @pytest.mark.parametrize(

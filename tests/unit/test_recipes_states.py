@@ -91,10 +91,3 @@ def test_conversations_of_full_length_fit_at_16(findings: Callable[[Recipe], set
     assert "kv-requests" not in findings(recipe)
     more = replace(recipe, speculative={**recipe.speculative, "num_speculative_tokens": 12})
     assert "kv-requests" in findings(more)
-
-
-@pytest.mark.parametrize("name", ["gpt-oss-120b", "gpt-oss-120b-dflash", "qwen3.6-35b-a3b-mtp"])
-def test_weight_only_kernels_are_asked_for_by_name(name: str) -> None:
-    recipe = load_recipe(name)
-    assert recipe.flags["moe-backend"] == "marlin"
-    assert recipe.why["moe-backend"]

@@ -13,9 +13,7 @@ from search_kit import Judge, problem
 from sparkwright.base import journal as journals
 from sparkwright.base.errors import (
     BisectionError,
-    BusyError,
     ConfigError,
-    FetchError,
     StorageError,
 )
 from sparkwright.search.engine import bisect, status
@@ -42,17 +40,6 @@ def third(applied) -> bool:
 
 
 # Resuming -----------------------------------------------------------------------------------
-
-
-def test_the_journal_leads_to_the_same_result(tmp_path: Path) -> None:
-    judge = Clocked(third)
-    result = bisect(ASKED, judge, tmp_path)
-    assert result.changes == ("c3",)
-    assert len(judge.asked) == result.evaluations == len(read_journal(tmp_path).known)
-    assert status(tmp_path).result == result
-    again = Clocked(third)
-    assert bisect(ASKED, again, tmp_path) == result
-    assert not again.asked
 
 
 CHILD = """
@@ -175,22 +162,6 @@ def test_a_damaged_journal_is_refused_and_kept(tmp_path: Path) -> None:
         status(tmp_path / "nothing")
 
 
-def test_two_searches_in_one_folder_do_not_collide(tmp_path: Path) -> None:
-    inner = Clocked(third)
-
-    class Nested(Clocked):
-        def evaluate(self, applied, *, attempt, folder) -> Evaluation:
-            found = super().evaluate(applied, attempt=attempt, folder=folder)
-            with pytest.raises(BusyError):  # the same bisection, while this one runs
-                bisect(ASKED, inner, tmp_path / "one")
-            if len(self.asked) == 1:  # another one, beside it
-                assert bisect(ASKED, Clocked(third), tmp_path / "other").changes == ("c3",)
-            return found
-
-    assert bisect(ASKED, Nested(third), tmp_path / "one") == status(tmp_path / "other").result
-    assert not inner.asked
-
-
 # The infrastructure -------------------------------------------------------------------------
 
 
@@ -221,27 +192,3 @@ def test_a_full_disk_ends_the_search_with_the_journal_intact(tmp_path: Path, mon
     second = Clocked(third)
     assert bisect(ASKED, second, folder) == whole
     assert len(second.asked) == whole.evaluations - 1
-
-
-class Failing(Clocked):
-    """A judge whose network is down for the first try of a candidate."""
-
-    failures = 1
-
-    def evaluate(self, applied, *, attempt, folder) -> Evaluation:
-        if len(applied) == 2 and self.failures:
-            self.failures -= 1
-            (folder / "log").write_text("begun")
-            raise FetchError("the wheel could not be fetched")
-        return super().evaluate(applied, attempt=attempt, folder=folder)
-
-
-def test_a_failure_of_the_infrastructure_stops_the_search_which_can_be_resumed(tmp_path: Path) -> None:
-    whole = bisect(ASKED, Clocked(third), tmp_path / "whole")
-    folder, judge = tmp_path / "stopped", Failing(third)
-    with pytest.raises(FetchError):
-        bisect(ASKED, judge, folder)
-    stopped = status(folder)
-    assert (stopped.evaluations, stopped.next) == (2, ("c1", "c2")), "it is no verdict"
-    assert bisect(ASKED, judge, folder) == whole
-    assert len(judge.asked) == whole.evaluations

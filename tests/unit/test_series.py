@@ -13,7 +13,7 @@ from sparkwright.carries.patchset import load_patchset
 from sparkwright.lock import read_lock
 from sparkwright.lock.model import LOCK_NAME
 from sparkwright.pipeline import Checkout, open_checkout
-from sparkwright.pipeline.checkout import new_checkout, require_fit, series_names
+from sparkwright.pipeline.checkout import series_names
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,14 +95,6 @@ def test_a_patchset_leads_to_its_series_lock(root: Path) -> None:
     assert {lock.release.version for lock in checkout.of("1.5").locks()} == {"1.2.0", "1.5.0"}
 
 
-@pytest.mark.parametrize("name", ["1.4", "../upstream", "mine", "*"])
-def test_a_series_that_does_not_exist_is_refused(root: Path, name: str) -> None:
-    with pytest.raises(UnknownNameError) as caught:
-        open_checkout(root, name)
-    assert repr(name) in caught.value.what
-    assert "1.5" in caught.value.next_step or "1.2" in caught.value.next_step
-
-
 def test_the_nearest_series_is_suggested(root: Path) -> None:
     with pytest.raises(UnknownNameError) as caught:
         open_checkout(root, "1.55")
@@ -163,17 +155,6 @@ def test_a_patchset_in_a_file_of_another_name_is_refused(root, file, tables):
     with pytest.raises(ConfigError) as caught:
         load_patchset(root / "patchsets", file)
     assert f"patchsets/{file}.toml" in caught.value.what
-
-
-def test_a_new_series_starts_from_another_ones_lock(root: Path) -> None:
-    found = new_checkout(open_checkout(root), "1.6")
-    assert (found.series, found.lock_path) == ("1.6", root / "patchsets" / "1.6.lock")
-    with pytest.raises(LockMismatchError):
-        require_fit(found.lock, found.lock_path)  # until it is moved to a release of its own
-    for name in ("1.5", "1.2", "../x", "later"):
-        with pytest.raises(ConfigError) as caught:
-            new_checkout(open_checkout(root), name)
-        assert name in caught.value.what
 
 
 @pytest.mark.parametrize("series", series_names(ROOT))

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from settings_kit import TOKENS, StoppedError, Surface, compared, options
+from settings_kit import TOKENS, Surface, compared, options
 from verify_kit import Server, context, profile
 
 from sparkwright.base.errors import ConfigError
@@ -162,23 +162,6 @@ def test_nothing_is_recommended_where_the_recipe_alone_starts_and_is_wrong(compa
     assert results.verdict is Verdict.FAIL
     assert "none of 2 configurations" in results.run.findings[0].cause
     assert not (results.folder / "recipe.toml").exists()
-
-
-def test_a_stopped_comparison_goes_on_and_measures_nothing_twice(compare) -> None:
-    expected = rows(compare(Surface(slower=best), "whole"))
-    cells = []
-    for stop in (1, 4, 9):
-        part = Surface(slower=best, stop_after=stop)
-        with pytest.raises(StoppedError):
-            compare(part, "parts")
-        cells += part.cells
-    last = Surface(slower=best)
-    found = rows(compare(last, "parts"))
-    cells += last.cells
-    assert len(cells) == len(set(cells))
-    assert {name: one.measured[STANDING] for name, one in found.items()} == {
-        name: one.measured[STANDING] for name, one in expected.items()
-    }
 
 
 def test_another_comparison_is_refused_in_the_same_folder(compare) -> None:

@@ -212,13 +212,6 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     return make_case(tmp_path_factory.mktemp("sbom"))
 
 
-def test_the_wheel_has_it_and_its_record_lists_it(case: Case) -> None:
-    files = wheelkit.unpack(case.wheel)
-    assert faults(files[f"{INFO}/{SBOM}"]) is None
-    assert f"{INFO}/{SBOM},sha256=".encode() in files[f"{INFO}/RECORD"]
-    assert by_reference(files[f"{INFO}/{SBOM}"])["wheel"]["version"] == read_record(case.wheel).point.version
-
-
 @pytest.mark.parametrize(
     ("old", "new", "told"),
     [
