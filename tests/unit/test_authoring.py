@@ -9,11 +9,9 @@ from kit import UpstreamRepository, make_carry, make_tree
 from small_release import make_release
 
 from sparkwright.base.errors import (
-    CarryConflictError,
     ConfigError,
     FetchError,
     PatchError,
-    RefError,
     UnknownNameError,
 )
 from sparkwright.carries import PullRequest, load_carry, parse_patch
@@ -191,20 +189,6 @@ PULL = ResolvedPull(PIN, author="Ada", subjects=("One", "Two"), message="One")
 
 
 class TestFiles:
-    def test_a_carry_of_our_own(self, tmp_path: Path) -> None:
-        carry = create_own(tmp_path / "carries", DRAFT, LOCK, PATCH)
-        assert carry.spec.revision[0].sdist_sha256 == LOCK.sdist.sha256
-        assert (carry.spec.why, carry.spec.evidence.level) == ("One is not enough.\n", "claimed")
-        assert carry.folder == tmp_path / "carries" / "count"
-        assert sorted(path.name for path in tmp_path.rglob("*")) == [
-            "1.2.0.patch",
-            "carries",
-            "carry.toml",
-            "count",
-            "probe.py",
-        ]
-        assert "import" not in (carry.folder / "probe.py").read_text().partition("probekit import expect")[2]
-
     def test_the_probes_skeleton_imports_what_the_carry_changes(self, tmp_path: Path) -> None:
         carry = create_pull(
             tmp_path, DRAFT, PULL, ["vllm/b/__init__.py", "vllm/a.py", "vllm/c.pyi", "tests/c.py"]
@@ -343,23 +327,6 @@ class TestResolve:
         assert found.pin.base == newer
         assert found.subjects[0] == "work 0"
 
-    @pytest.mark.parametrize("how", ["releases/v1", "refs/heads/releases/v1", "v1.0", "commit"])
-    def test_one_against_another_branch(self, store: Store, upstream: UpstreamRepository, how: str) -> None:
-        upstream.commit("One (#1)", {"a.py": "a = 1\n"})
-        upstream.git("checkout", "--quiet", "-b", "releases/v1")
-        other = upstream.commit("A backport", {"b.py": "b = 1\n"})
-        upstream.git("tag", "--annotate", "-m", "x", "v1.0")
-        upstream.git("checkout", "--quiet", "main")
-        upstream.pull(7, other, [{"a.py": "a = 2\n"}])
-        assert resolve_pull(store, upstream.address, 7).subjects == ("A backport", "work 0")
-        branch = other if how == "commit" else how
-        found = resolve_pull(store, upstream.address, 7, branch=branch)
-        assert (found.pin.base, found.pin.branch, found.subjects) == (other, branch, ("work 0",))
-        with pytest.raises(FetchError, match="has no 'elsewhere'"):
-            resolve_pull(store, upstream.address, 7, branch="elsewhere")
-        with pytest.raises(RefError):
-            resolve_pull(store, upstream.address, 7, branch="a b")
-
     def test_a_message_with_any_byte_but_nul(self, store: Store, upstream: UpstreamRepository) -> None:
         base = upstream.commit("One (#1)", {"a.py": "a = 1\n"})
         upstream.git("checkout", "--quiet", "--detach", base)
@@ -405,16 +372,6 @@ class TestCarryEditor:
         editor = self.editor(repository, {"a.py": now})
         assert editor.moved(carry, tmp_path / "work").splitlines()[-2:] == change
         assert not (tmp_path / "work").exists()
-
-    def test_a_conflict_is_written_once(self, repository: Repository, tmp_path: Path) -> None:
-        carry = self.carry(repository, tmp_path)
-        editor = self.editor(repository, {"a.py": "a = 7\nb = 2\n"})
-        with pytest.raises(CarryConflictError, match="conflict"):
-            editor.moved(carry, tmp_path / "work")
-        (tmp_path / "work" / "a.py").write_text("half resolved\n")
-        with pytest.raises(ConfigError, match="perhaps your work"):
-            editor.moved(carry, tmp_path / "work")
-        assert (tmp_path / "work" / "a.py").read_text() == "half resolved\n"
 
     def test_a_pull_request_is_not_reworked_here(self, repository: Repository, tmp_path: Path) -> None:
         carry = create_pull(tmp_path, DRAFT, PULL, [])

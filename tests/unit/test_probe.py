@@ -283,6 +283,14 @@ def test_a_probe_sees_no_variables_and_no_settings_of_ours(bench, monkeypatch):
 # What a proof hangs on ---------------------------------------------------------------------
 
 
+def test_a_carry_without_a_probe_cannot_be_proved(bench: Bench) -> None:
+    carry = make_carry(bench.root, bench.repository, "bare", PACKAGE, bench.after)
+    assert bench.prover().find(carry, [CACHE]) is None
+    with pytest.raises(ConfigError, match="cannot be proved") as caught:
+        bench.prover().prove(carry, [CACHE])
+    assert caught.value.next_step
+
+
 def test_a_proof_is_found_again_and_only_while_it_holds(bench: Bench) -> None:
     carry = bench.carry(GOOD)
     prover = bench.prover()

@@ -79,15 +79,6 @@ def test_the_series_is_no_part_of_a_digest(root: Path) -> None:
     assert (before.build_spec().digest, before.build_spec().content) == (now.digest, now.content)
 
 
-def test_swapping_the_two_lock_files_swaps_the_default(root: Path) -> None:
-    before = {series: chosen(open_checkout(root, series)) for series in ("1.2", "1.5")}
-    (root / LOCK_NAME).rename(root / "patchsets" / "1.2.lock")
-    (root / "patchsets" / "1.5.lock").rename(root / LOCK_NAME)
-    assert chosen(open_checkout(root)) == before["1.5"]
-    assert {series: chosen(open_checkout(root, series)) for series in ("1.2", "1.5")} == before
-    assert series_names(root) == ("1.5", "1.2")
-
-
 def test_a_patchset_leads_to_its_series_lock(root: Path) -> None:
     checkout = open_checkout(root)
     assert checkout.of("1.5") == open_checkout(root, "1.5")

@@ -12,7 +12,7 @@ from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import LostFileError
 from sparkwright.probe.environment import bytecode_folder
 from sparkwright.store import Store, note_use
-from sparkwright.store.prune import Pruned, PruneLimits, prune, prune_logs
+from sparkwright.store.prune import Pruned, PruneLimits, prune
 from sparkwright.store.survey import survey, totals
 from sparkwright.store.usage import NOTED_EVERY_S, last_used, oldest_run
 from sparkwright.store.verify import remove_faults, unsound, verify
@@ -337,17 +337,6 @@ def test_logs_are_no_part_of_the_stores_size(store: Store, tmp_path: Path) -> No
     assert done.removed == ()
     assert path.exists()
     assert paths(pruned(store, size=0, logs=[tmp_path / "log"]).removed) == {path}
-
-
-def test_old_logs_go_and_new_ones_stay(tmp_path: Path) -> None:
-    (tmp_path / "events").mkdir()
-    for name, days in (("old", 31), ("young", 29)):
-        for place in (tmp_path / "events" / name, tmp_path / name):
-            place.touch()
-            aged(place, days)
-    prune_logs([tmp_path / "events", tmp_path / "old", tmp_path / "young", tmp_path / "missing"], 30)
-    left = {path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")}
-    assert left == {"events", "events/young", "young"}
 
 
 def test_a_link_made_twice_leaves_nothing_beside_it(store: Store) -> None:
