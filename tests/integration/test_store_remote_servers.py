@@ -71,6 +71,15 @@ def test_a_file_and_its_record_travel(machine, size: int) -> None:
     assert second.find_file(record["sha256"], size=size).read_bytes() == data
 
 
+def test_a_system_without_certificates(machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a bare container is; those of the Python package are taken."""
+    monkeypatch.delenv("REQUESTS_CA_BUNDLE", raising=False)
+    monkeypatch.delenv("SSL_CERT_DIR", raising=False)
+    monkeypatch.setenv("SSL_CERT_FILE", "/dev/null")
+    found = machine("first").remote.examine()
+    assert (found["read"], found["write"]) == ("yes", "yes")
+
+
 def test_what_is_not_there(machine, heard: Recorder) -> None:
     store = machine("first")
     assert store.find_file("0" * 64) is None

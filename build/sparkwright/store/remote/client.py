@@ -112,6 +112,8 @@ class RemoteClient:
 
     def _open(self, size: int, *, reading: bool) -> Any:
         """Return obstore's store for requests of at most *size* bytes."""
+        from requests import certs
+
         settings, limits = self._settings, self._settings.limits
         parts = urlsplit(settings.url)
         patience_s = limits.stall_s * (1 if reading else _PATIENT)
@@ -121,8 +123,9 @@ class RemoteClient:
         }
         if reading:
             client["read_timeout"] = timedelta(seconds=limits.stall_s)
-        if bundle := os.environ.get("REQUESTS_CA_BUNDLE"):
-            client["root_certificate"] = Path(bundle).read_bytes()
+        # Where the system has no certificates, obstore opens no store without these, not even by http.
+        bundle = os.environ.get("REQUESTS_CA_BUNDLE") or certs.where()
+        client["root_certificate"] = Path(bundle).read_bytes()
         retry: Any = {"max_retries": 1, "retry_timeout": timedelta(seconds=limits.stall_s), "backoff": _RETRY}
         if parts.scheme == "s3":
             endpoint = next((found for name in _ENDPOINTS if (found := os.environ.get(name))), "")
