@@ -1,15 +1,27 @@
 """From sources to an extension in the store, with the real gcc and a CMake that only writes down commands."""
 
+import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
-from small_extension import compiled, make_builder, make_inputs
+from kit import Recorder
+from small_extension import CMAKE, compiled, make_builder, make_inputs, program
 
+from sparkwright.base.events import subscribe
 from sparkwright.git import FileEntry, Repository, patch_tree
-from sparkwright.native.build import Builder, configured, forecast
+from sparkwright.native.build import Builder, build_extension, configured, forecast
 from sparkwright.native.model import Inputs, SourceTree
 from sparkwright.store import Store, open_store
+
+# Of the same sources, a second extension.
+_TWO = """
+twice = commands + [{key: text.replace("_C.dir", "_D.dir") for key, text in one.items()} for one in commands]
+with open("compile_commands.json", "w") as stream:
+    json.dump(twice, stream)
+"""
 
 
 @pytest.fixture
@@ -44,3 +56,26 @@ def test_another_folder_and_an_edit_there_cost_one_unit(builder, inputs, reposit
     lib = SourceTree(name="lib", tree=edited, origin="made here")
     assert compiled(builder, replace(inputs, sources={"lib": lib})) == (13, ["_C/deps/lib/src/lib.c"])
     assert compiled(builder, inputs) == (12, [])
+
+
+def test_units_of_another_extension_are_compiled_along_and_not_again(builder, inputs, tmp_path):
+    native = builder.native
+    both = {"_C": native.extensions["_C"], "_D": native.extensions["_C"]}
+    native = msgspec.structs.replace(native, extensions=both)
+    builder = replace(builder, native=native, lock=msgspec.structs.replace(builder.lock, native=native))
+    chain = replace(
+        inputs.toolchain,
+        cmake=program(tmp_path / "cmake2", f"#!{sys.executable}\n{CMAKE}{_TWO}"),
+        ninja=program(tmp_path / "ninja2", f'#!{shutil.which("sh")}\nexec sed "s/_C/$3/g" link\n'),
+    )
+    inputs = replace(inputs, toolchain=chain)
+    heard, later = Recorder(), Recorder()
+    with subscribe(heard):
+        first = build_extension(builder, inputs, "_C", beside=["_D"])
+    with subscribe(later):
+        second = build_extension(builder, inputs, "_D")
+    units = sorted(event["unit"] for event in heard.of("compile.started"))
+    assert units == [f"{name}/{unit}" for name in both for unit in ("csrc/ops.c", "deps/lib/src/lib.c")]
+    assert later.of("compile.started") == []
+    alone = replace(builder, store=open_store(tmp_path / "alone"))
+    assert [build_extension(alone, inputs, name).sha256 for name in both] == [first.sha256, second.sha256]

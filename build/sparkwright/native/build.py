@@ -169,8 +169,15 @@ def device_code(units: Iterable[Unit]) -> dict[str, int]:
     return dict(sorted(Counter(arch for unit in units for arch in unit.arches).items()))
 
 
-def build_extension(builder: Builder, inputs: Inputs, name: str) -> Extension:
+def build_extension(builder: Builder, inputs: Inputs, name: str, *, beside: Sequence[str] = ()) -> Extension:
     """Return the extension called *name*, from the store or compiled and linked.
+
+    Args:
+        builder: the settings.
+        inputs: what is compiled, and with what.
+        name: the extension's.
+        beside: extensions to be linked later, whose units are compiled along with those of this one: the
+            longest unit of an extension takes minutes, for which most cores would have nothing to do.
 
     Raises:
         NativeBuildError: CMake or the linker fails.
@@ -192,7 +199,8 @@ def build_extension(builder: Builder, inputs: Inputs, name: str) -> Extension:
                 because=f"upstream's project has no such extension for {inputs.target.arch}",
                 next_step="take it out of the lock's [native.extensions], or choose another architecture",
             )
-        objects = compile_units(builder, inputs, known, units)
+        others = [unit for other in beside for unit in known.configuration.units_of(other)]
+        objects = compile_units(builder, inputs, known, [*units, *others])
         sha256, size = link_objects(builder, inputs, known, known.configuration.link(name), objects)
         built = Extension(target=name, key=key, sha256=sha256, size=size, arches=device_code(units))
         record_extension(builder.store, built)

@@ -199,10 +199,14 @@ class CompileExtension:
         if job.options.compiling.isolate:
             require_isolation()
         builder, inputs = builder_of(job), inputs_of(job, state)
-        if units := configured(builder, inputs).configuration.units_of(self.extension):
-            if why := not_native(device_code(units), job.target.arch):
-                warn(f"{self.extension}: {why}")  # before the hours that compiling takes
-            self._take(job, state, build_extension(builder, inputs, self.extension))
+        configuration = configured(builder, inputs).configuration
+        if configuration.units_of(self.extension):
+            beside = self._beside(job, state)
+            for name in (self.extension, *beside) if self.extension not in state.begun else ():
+                if why := not_native(device_code(configuration.units_of(name)), job.target.arch):
+                    warn(f"{name}: {why}")  # before the hours that compiling takes
+            state.begun.update(beside)
+            self._take(job, state, build_extension(builder, inputs, self.extension, beside=beside))
             return
         if job.options.require_native:
             raise MissingSourceError(
@@ -211,6 +215,25 @@ class CompileExtension:
                 next_step="leave out --require-native, or choose another architecture",
             )
         state.stock_extensions[self.extension] = _nothing_for(job)
+
+    def _beside(self, job: Job, state: BuildState) -> list[str]:
+        """Return the extensions whose units are compiled along with this one's: those with device code.
+
+        One without is compiled alone, as it comes first and shows a fault of the machine early.
+        """
+        from sparkwright.native.build import find_extension
+
+        native, sources = _pin(job), require(state.sources)
+        if native.extensions[self.extension].host_only:
+            return []
+        return [
+            name
+            for name, spec in native.extensions.items()
+            if not spec.host_only
+            and name not in {self.extension, *state.extensions, *state.stock_extensions, *state.begun}
+            and not _why_not(native, name, sources)
+            and find_extension(job.store, CompileExtension(name).key(job, state) or "") is None
+        ]
 
     def _take(self, job: Job, state: BuildState, built: Extension) -> None:
         state.extensions[self.extension] = built

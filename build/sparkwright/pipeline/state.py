@@ -48,7 +48,7 @@ class BuildState:
 
     A compiled extension enters `extensions` once its step is done, and `attested` with what attests its
     sources if these are not the pinned ones; `stock_extensions` are those that are taken from upstream's
-    wheel instead, with the reason.
+    wheel instead, with the reason. The units of those `begun` were compiled along with another's.
     """
 
     pristine: Pristine | None = None
@@ -57,6 +57,7 @@ class BuildState:
     extensions: dict[str, Extension] = field(default_factory=dict)
     stock_extensions: dict[str, str] = field(default_factory=dict)
     attested: dict[str, str] = field(default_factory=dict)
+    begun: set[str] = field(default_factory=set)
     stock_wheel: bool = False
     binaries: Binaries | None = None
     report: MergeReport | None = None

@@ -112,7 +112,7 @@ class RemoteClient:
 
     def _open(self, size: int, *, reading: bool) -> Any:
         """Return obstore's store for requests of at most *size* bytes."""
-        from requests import certs
+        from requests.utils import DEFAULT_CA_BUNDLE_PATH
 
         settings, limits = self._settings, self._settings.limits
         parts = urlsplit(settings.url)
@@ -124,7 +124,7 @@ class RemoteClient:
         if reading:
             client["read_timeout"] = timedelta(seconds=limits.stall_s)
         # Where the system has no certificates, obstore opens no store without these, not even by http.
-        bundle = os.environ.get("REQUESTS_CA_BUNDLE") or certs.where()
+        bundle = os.environ.get("REQUESTS_CA_BUNDLE") or DEFAULT_CA_BUNDLE_PATH
         client["root_certificate"] = Path(bundle).read_bytes()
         retry: Any = {"max_retries": 1, "retry_timeout": timedelta(seconds=limits.stall_s), "backoff": _RETRY}
         if parts.scheme == "s3":
