@@ -62,6 +62,9 @@ def one(instruction: str, *sources: int) -> int:
         # The same of bfloat16: 2**-14 is left of (1 + 2**-7)**2 without 1 + 2**-6.
         ("fma.rn.bf16x2", (0x3F81, 0x3F81, 0xBF82), 0x3880),
         # A sum of zeros is positive unless both are negative.
+        # Halfway but for an addend that a sum in float64 loses.
+        ("fma.rn.bf16x2", (0x4188, 0x41D8, 0x8080), 0x43E5),
+        ("fma.rn.bf16x2", (0x4188, 0x41D8, 0x0000), 0x43E6),
         ("fma.rn.bf16x2", (0x80000000, 0x3F803F80, 0x80008000), 0x80000000),
         # What is too large is infinite; NaNs are one.
         ("fma.rn.f16x2", (0x7BFF, 0x4000, 0x0000), 0x7C00),

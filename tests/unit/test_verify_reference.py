@@ -107,6 +107,30 @@ def verdicts(findings: Sequence[Finding]) -> list[Verdict]:
 FAIL, PASS, INVALID = Verdict.FAIL, Verdict.PASS, Verdict.INVALID
 
 
+def of_kind(kind: str, error: float) -> Callable[[Cell], float]:
+    return lambda cell: error if kind in {"", cell.tags["kind"]} else 0.0
+
+
+@pytest.mark.parametrize(
+    ("server", "expected", "says", "silent"),
+    [
+        *(({"seed": seed, "error": of_kind("", 0.3)}, (FAIL, None, PASS), "raw prompts: probabilities", "-")
+          for seed in range(3)),
+        ({"error": of_kind("raw", 0.2)}, (FAIL, None, None), "beyond 0.0050", "chat"),
+        ({"error": of_kind("long", 1.5)}, (FAIL, FAIL, None), "long prompts: probabilities", "raw"),
+        ({"more_tokens": 1}, (None, None, INVALID), "another tokenizer or chat template", "-"),
+    ],
+    ids=[*["wrong weights"] * 3, "a small error", "long prompts", "another tokenizer"],
+)  # fmt: skip
+def test_each_error_fails_what_it_shows_in(reference, server, expected, says, silent):
+    findings = judged(reference, **server)
+    for finding, verdict in zip(findings, expected, strict=True):
+        assert verdict in {None, finding.verdict}
+    worst = findings[0] if expected[0] else findings[2]
+    assert says in worst.cause
+    assert f"{silent} prompts" not in worst.cause
+
+
 def test_a_reference_that_is_far_from_itself_raises_the_limit() -> None:
     noisy = made()
     noisy = replace(noisy, again=tuple(answered(one.cell, 5, noise=0.4) for one in noisy.again))

@@ -292,6 +292,15 @@ def test_acceptance_that_suffers_from_the_cache_alone_is_found(seed):
     assert found[HOLDS].verdict is Verdict.PASS
 
 
+@pytest.mark.parametrize("seed", FEW)
+def test_a_cache_that_spoils_with_time_is_found(seed):
+    found = soak(Lived(seed, factor=lambda at, cached: 1 - 0.8 * cached * (at > 1300)))
+    assert found[CACHED].verdict is Verdict.FAIL
+    assert "since" in found[CACHED].cause
+    assert found[HOLDS].verdict is Verdict.FAIL
+    assert "cached probes" in found[HOLDS].cause
+
+
 def test_acceptance_of_nothing_from_the_start_is_an_inert_drafter():
     found = soak(Lived(factor=lambda at, cached: 0.0))[HOLDS]
     assert found.verdict is Verdict.FAIL
