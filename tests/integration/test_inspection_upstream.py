@@ -62,17 +62,6 @@ def test_real_images_are_told_apart(lock: Lock, access: Access, tmp_path: Path) 
     assert classify(found, "7.5") == Tally(none=2)
 
 
-def test_upstreams_wheel_holds_nothing_native(lock: Lock, access: Access, stock: Path) -> None:
-    assert lock.native is not None
-    native = NativeExpectation("12.1a", inspector_of(lock.native, access))
-    report = audit(stock, Expectation(stock, lock.wheel(PLATFORM), lock, native=native))
-    assert [check.name for check in report.failures] == []
-    assert report.kernels == Tally(native=0, family=5195, ptx=1762, none=1538)
-    by_name = {one.member.rpartition("/")[2].partition(".")[0]: one for one in report.binaries}
-    assert by_name["_vllm_fa2_C"].kernels == Tally(ptx=1472)
-    assert by_name["_moe_C_stable_libtorch"].cubins["sm_120f"] == 22
-
-
 def test_the_locks_list_of_unneeded_binaries_is_complete(lock: Lock, access: Access, stock: Path) -> None:
     assert lock.native is not None
     inspector = inspector_of(lock.native, access)
@@ -127,7 +116,9 @@ def test_modules_that_name_an_unneeded_binary_are_imported_without_it(lock, acce
     assert "_flashmla_C" in done.stderr
 
 
-def test_upstreams_binaries_find_every_symbol(lock: Lock, access: Access, stock: Path) -> None:
+def test_upstreams_wheel_holds_nothing_native_and_its_binaries_find_every_symbol(
+    lock: Lock, access: Access, stock: Path
+) -> None:
     assert lock.native is not None
     for name in ("torch", "cuda-runtime"):
         unpack_package(access, lock.native.toolkit.target[PLATFORM][name])
@@ -139,6 +130,11 @@ def test_upstreams_binaries_find_every_symbol(lock: Lock, access: Access, stock:
     report = audit(stock, Expectation(stock, lock.wheel(PLATFORM), lock, native=native))
     found = {check.name: check.verdict for check in report.checks}
     assert (found["symbols-resolve"], found["needed-libraries"]) == ("pass", "pass")
+    assert [check.name for check in report.failures] == []
+    assert report.kernels == Tally(native=0, family=5195, ptx=1762, none=1538)
+    by_name = {one.member.rpartition("/")[2].partition(".")[0]: one for one in report.binaries}
+    assert by_name["_vllm_fa2_C"].kernels == Tally(ptx=1472)
+    assert by_name["_moe_C_stable_libtorch"].cubins["sm_120f"] == 22
     nothing = replace(native, surroundings=Surroundings({}))
     report = audit(stock, Expectation(stock, lock.wheel(PLATFORM), lock, native=nothing))
     assert [check.name for check in report.failures] == ["symbols-resolve", "needed-libraries"]

@@ -331,6 +331,7 @@ class StallingProxy:
             sink.shutdown(socket.SHUT_WR)
 
 
+@pytest.mark.walk  # as stores that stall in test_store_remote.py, and a machine that is killed
 @pytest.mark.parametrize("stalls", [True, False])
 def test_a_stalled_connection_to_the_store_costs_the_units_of_its_machine(tmp_path, url, hosts, here, stalls):
     """Sources have arrived when it stalls; what that machine compiles afterwards does not."""

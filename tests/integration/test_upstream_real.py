@@ -42,6 +42,7 @@ def test_the_lock_says_what_the_release_says(access):
 
 
 @pytest.mark.slow
+@pytest.mark.walk  # as small releases in test_lock_bump.py; and the lock is checked above
 def test_the_lock_can_be_moved_and_stays_right(access):
     text = LOCK.read_text(encoding="utf-8")
     bumped = propose(access, text, "0.25.1")

@@ -74,6 +74,7 @@ def killed_after(count: int, run: Path, *arguments: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.walk  # as a run that was killed, in test_cli_verify.py
 def test_a_search_that_was_killed_goes_on_with_the_next_step(tmp_path: Path) -> None:
     run = tmp_path / "run"
     killed_after(2, run, *DEMO, "--speed", "30", "--out", "run")

@@ -75,6 +75,16 @@ def spec(name: str, **changes: Any) -> dict[str, Any]:
     return {key: value for key, value in tables.items() if value is not None}
 
 
+def toml(tables: Mapping[str, Any]) -> str:
+    """Return *tables* as TOML, which tomlkit takes long for; most tests write the same few."""
+    return _toml(json.dumps(tables))
+
+
+@functools.lru_cache(maxsize=512)
+def _toml(text: str) -> str:
+    return tomlkit.dumps(json.loads(text))
+
+
 def revision(release: str = VERSION, **changes: Any) -> dict[str, Any]:
     return {"release": release, "sdist-sha256": DIGEST, "patch": f"{release}.patch", **changes}
 
@@ -100,7 +110,7 @@ def write_carry(
     if probe:
         (folder / "probe.py").write_text(probe)
         tables["probe"] = {"file": "probe.py", "seconds": 20, "memory-mib": 2000, **(probing or {})}
-    (folder / "carry.toml").write_text(tomlkit.dumps(spec(name, **{**tables, **changes})))
+    (folder / "carry.toml").write_text(toml(spec(name, **{**tables, **changes})))
     return folder
 
 

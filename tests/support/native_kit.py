@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import tomlkit
 from http_index import Index
+from kit import toml
 
 from sparkwright.base.config import to_builtins
 from sparkwright.git import TreeEntry, blob_id, tree_id
@@ -185,7 +185,7 @@ def lock_text(lock: Lock) -> str:
             return {key: present(inner) for key, inner in value.items() if inner is not None}
         return [present(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
-    return tomlkit.dumps(present(to_builtins(lock)))
+    return toml(present(to_builtins(lock)))
 
 
 @dataclass

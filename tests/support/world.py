@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -15,7 +16,6 @@ from typing import Any
 
 import command
 import kit
-import tomlkit
 from http_index import Index
 from native_kit import lock_text
 from tiny_release import ALIGNED, CLAMPED, TinyRelease, make_tiny
@@ -131,14 +131,12 @@ class World:
 
     def listed(self) -> list[str]:
         path = self.root / "patchsets" / "spark.toml"
-        return list(tomlkit.parse(path.read_text())["carries"]) if path.exists() else []
+        return list(tomllib.loads(path.read_text())["carries"]) if path.exists() else []
 
     def list_carries(self, names: list[str]) -> None:
         path = self.root / "patchsets" / "spark.toml"
         path.parent.mkdir(exist_ok=True)
-        path.write_text(
-            tomlkit.dumps({"format": 1, "name": "spark", "summary": "Small fixes", "carries": names})
-        )
+        path.write_text(kit.toml({"format": 1, "name": "spark", "summary": "Small fixes", "carries": names}))
 
     def new_store(self, name: str, *, probes: bool = True) -> None:
         """Work with an empty store from here on, with or without an environment for probes."""

@@ -72,7 +72,7 @@ def words(
 
 @pytest.mark.slow
 def test_a_carry_is_named_by_what_is_served_here(reachable: World) -> None:
-    plant(reachable, "repeated-token")
+    plant(reachable, "repeated-token", alone=True)  # test_cli_bisect.py has the search among many
     ran = reachable.good(*words(reachable))
     assert culprits(ran) == ["culprit:added"]
     assert ran.json["calibration"]["signature"].startswith("coherence: ")

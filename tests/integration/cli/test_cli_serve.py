@@ -86,6 +86,7 @@ def test_it_answers_reports_and_leaves_nothing(staged: World, serving: Any, tmp_
     assert list((staged.store.home / "serve" / "caches").iterdir()) == caches, "a second start reuses them"
 
 
+@pytest.mark.walk  # as a key from a file, above, and as the plan with the key of the shell, below
 def test_the_key_of_the_shell_is_the_servers(serving: Any) -> None:
     this = serving("--no-warm-up", VLLM_API_KEY=SECRET)
     ready = this.wait_for("serve.ready")
@@ -111,6 +112,7 @@ def test_a_server_that_ends_by_itself_is_an_error_of_its_own(staged: World, serv
     assert list((staged.store.home / "serve" / "runs").glob("*/incident-1/incident.json"))
 
 
+@pytest.mark.walk  # as unwatched, above, and as engines in test_serve_watch.py
 def test_watched_it_ends_over_an_engine_that_ended(serving: Any, tmp_path: Path) -> None:
     this = serving("--no-warm-up", "--watch", "--api-key-file", key_file(tmp_path))
     ready = this.wait_for("serve.ready")
@@ -206,14 +208,16 @@ def test_a_dry_run_starts_nothing_and_gives_reasons(staged: World, tmp_path: Pat
 
 
 def test_a_dry_run_has_the_key_of_the_shell_and_the_command_takes_it_from_there(staged: World) -> None:
-    shown = staged.run("serve", RECIPE, "--dry-run", VLLM_API_KEY=SECRET)
+    staged.environment["VLLM_API_KEY"] = SECRET
+    shown = staged.call("serve", RECIPE, "--dry-run")
     assert "\nkeys " not in shown.out
     assert "\ncode " not in shown.out
     assert 'VLLM_API_KEY="$VLLM_API_KEY"' in shown.said
     assert SECRET not in shown.said
-    plan = staged.run("serve", RECIPE, "--dry-run", "--json", VLLM_API_KEY=SECRET).json
+    plan = staged.call("serve", RECIPE, "--dry-run", "--json").json
     assert {one["name"]: one["value"] for one in plan["variables"]}["VLLM_API_KEY"] == "***"
-    refused = staged.run("serve", RECIPE, "--dry-run", VLLM_API_KEY="two words")
+    staged.environment["VLLM_API_KEY"] = "two words"
+    refused = staged.call("serve", RECIPE, "--dry-run")
     assert refused.status == ConfigError.exit_code
     assert "two words" not in refused.said
 

@@ -176,7 +176,7 @@ def test_a_server_of_others_is_verified_with_its_key_and_left_running(tmp_path: 
 @pytest.mark.slow
 def test_a_run_that_was_killed_goes_on_and_measures_nothing_twice(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    asked = (*SLOWER, "boot,coherence,crash", "--out", run)
+    asked = (*SLOWER, "boot,coherence", "--out", run)
     with subprocess.Popen([*COMMAND, *map(str, asked)], cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
         while not (run / "journal.jsonl").exists() or len(cells(run)) < 2:
             assert process.poll() is None, "it ended before it could be killed"
@@ -207,7 +207,7 @@ def test_a_run_that_was_killed_goes_on_and_measures_nothing_twice(tmp_path: Path
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    argv = [*COMMAND, *SLOWER, "boot,crash", "--out", str(run)]
+    argv = [*COMMAND, *SLOWER, "boot,coherence", "--out", str(run)]
     with subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
         while not (run / "journal.jsonl").exists() or not cells(run):
             assert process.poll() is None
