@@ -10,13 +10,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sparkwright.git import open_repository
 from sparkwright.merge import merge_patchset
 from sparkwright.pipeline import BuildOptions, make_job, open_checkout
 from sparkwright.pipeline.checkout import series_names
-from sparkwright.probe.launches import KernelSurvey, page_section
+from sparkwright.probe.launches import LIMIT, KernelLaunch, KernelReport, KernelSurvey, too_much
 from sparkwright.store import open_store
 
 ROOT = Path(__file__).parents[1]
@@ -60,6 +62,76 @@ def main() -> int:
             sections.append(page_section(f"Series {series}: {version} with its carries{alone}", report))
     args.page.write_text("\n".join([_HEAD, *sections]), encoding="utf-8")
     return 1 if faults else 0
+
+
+HEAD = ("kernel", "launches", "shared memory", "registers", "spills, bytes a thread", "by")
+
+
+def rows(report: KernelReport) -> Iterator[tuple[str, ...]]:
+    """Return a row for each kernel that is refused, takes much of a recipe's shared memory, or spills there.
+
+    It has the most that any of the kernel's launches takes that can be chosen.
+    """
+    kernels: dict[str, list[KernelLaunch]] = defaultdict(list)
+    for one in report.launches.values():
+        kernels[one.kernel].append(one)
+    for name, some in sorted(kernels.items()):
+        good = [one for one in some if not one.refused]
+        fitting = [one for one in good if not one.tuning or one.shared <= LIMIT] or good
+        if not good:
+            yield name, str(len(some)), "", "", "", "refused: " + some[0].refused[:80]
+            continue
+        most = max(fitting, key=lambda one: (not one.of_test, one.shared))
+        spilling = max(fitting, key=lambda one: one.spills)
+        if most.of_test or not (spilling.spills or most.shared > LIMIT // 4):
+            continue
+        spills = f"{spilling.spills} ({spilling.origin})" if spilling.spills else "0"
+        yield (
+            name,
+            str(len(some)),
+            str(most.shared),
+            str(max(one.registers for one in fitting)),
+            spills,
+            most.origin,
+        )
+
+
+def page_section(title: str, report: KernelReport) -> str:
+    """Return a section of the page on kernels, in Markdown."""
+    done, every = len(report.compiled()), len(report.functions)
+    beyond = sum(1 for one in report.launches.values() if one.tuning and too_much(one))
+    tests = [
+        one for one in report.launches.values() if one.of_test and not one.refused and one.shared > LIMIT
+    ]
+    faults, table = report.faults(), list(rows(report))
+    left = report.left()
+    refused = [name for why, names in left.items() if why.startswith("refused") for name in names]
+    counted = f"{len(report.launches)} launches; **{done} of {every} functions compiled**."
+    lines = [
+        f"## {title}", "",
+        f"Triton {report.triton}. {counted}", "",
+        f"{len(faults)} faults:" if faults else "Every launch that was asked for fits.", "",
+        *(f"* **{fault}**" for fault in faults), *([""] if faults else []),
+        f"Tuning passes over {beyond} configurations of autotuned kernels, which need too much.",
+        f"Of upstream's tests, with shapes of no recipe, {len(tests)} launches would not fit.", "",
+        *_table(HEAD, table), "",
+        f"Not compiled: {'; '.join(f'{why} ({len(names)})' for why, names in left.items()) or 'none'}.",
+        *(f"* refused: `{_short(name)}`" for name in refused),
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def _short(name: str) -> str:
+    return ".".join(name.split(".")[-2:])
+
+
+def _table(head: tuple[str, ...], body: Iterable[tuple[str, ...]]) -> list[str]:
+    rule = "|---|" + "---:|" * 3 + "---|" * (len(head) - 4)
+    return [
+        f"| {' | '.join(head)} |",
+        rule,
+        *(f"| `{_short(row[0])}` | {' | '.join(row[1:])} |" for row in body),
+    ]
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
 """How launches of Triton kernels that were compiled for a GB10 are judged, shown and kept."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from kit import load_file
 from msgspec.structs import replace
 
 from sparkwright.nightly import building
@@ -13,9 +15,9 @@ from sparkwright.probe.launches import (
     KernelReport,
     KernelSurvey,
     _compiled,
-    page_section,
-    rows,
 )
+
+PAGE = load_file(Path(__file__).parents[2] / "scripts" / "triton_kernels.py")
 
 READ = KernelLaunch(
     kernel="vllm.ops.read", origin="decode", constants={}, warps=4, stages=2, tuning=0, shared=LIMIT
@@ -73,10 +75,10 @@ def test_every_function_is_compiled_or_named_with_the_reason():
     }
     refused = report(replace(READ, refused="no"))
     assert "vllm.ops.read" in refused.left()["refused by the compiler"]
-    page = page_section("Series", found)
+    page = PAGE.page_section("Series", found)
     assert "**2 of 4 functions compiled**" in page
     assert "Not compiled: for AMD cards (1); no launch of it is known (1)." in page
-    assert "* refused: `ops.read`" in page_section("Series", refused)
+    assert "* refused: `ops.read`" in PAGE.page_section("Series", refused)
 
 
 def test_a_row_has_the_launch_that_a_recipe_may_come_to():
@@ -85,15 +87,15 @@ def test_a_row_has_the_launch_that_a_recipe_may_come_to():
         replace(READ, shared=7000, origin="prefill", spills=8),
         replace(READ, shared=9000, origin="upstream's test_read.py"),
     ]
-    (row,) = rows(report(*some))
+    (row,) = PAGE.rows(report(*some))
     assert row == ("vllm.ops.read", "3", "7000", "0", "8 (prefill)", "prefill")
 
 
 def test_what_takes_little_and_what_tests_alone_launch_has_no_row():
     few, test = replace(READ, shared=5000), replace(READ, origin="upstream's test_read.py", spills=8)
-    assert not list(rows(report(few)))
-    assert not list(rows(report(test)))
-    assert len(list(rows(report(READ)))) == 1
+    assert not list(PAGE.rows(report(few)))
+    assert not list(PAGE.rows(report(test)))
+    assert len(list(PAGE.rows(report(READ)))) == 1
 
 
 def test_results_of_a_child_that_was_killed_are_kept(tmp_path):

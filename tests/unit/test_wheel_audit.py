@@ -20,6 +20,7 @@ from sparkwright.native.model import Extension
 from sparkwright.wheel import BinarySource, assemble, audit
 from sparkwright.wheel.audit import CHECKS
 from sparkwright.wheel.native_checks import NATIVE_CHECKS
+from sparkwright.wheel.recorded import read_record
 from sparkwright.wheel.survey import floor_of
 
 NAMES = ["upstream-digest", "archive-safe", *(name for name, _ in CHECKS)]
@@ -316,7 +317,7 @@ def test_native_inputs_are_fine_with_binaries_from_elsewhere(case: Case, tmp_pat
     built = assemble(plan, tmp_path / "dist")
     compiled = {
         one.member: Extension(target="t", key="key", sha256=one.sha256, size=one.size, arches={})
-        for one in built.providers
+        for one in read_record(built.path).binaries
     }
     expectation = replace(case.expectation, changes=changes, record=record, compiled=compiled)
     assert failed(built.path, expectation) == set()

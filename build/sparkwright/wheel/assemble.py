@@ -104,19 +104,11 @@ class BuiltWheel:
     Attributes:
         sha256: its digest, 64 hex digits.
         size: in bytes.
-        not_shipped: changed paths that are no part of a wheel, such as tests and docs.
-        left_out: binaries of upstream's wheel that are left out.
     """
 
     path: Path
     sha256: str
     size: int
-    replaced: tuple[str, ...]
-    added: tuple[str, ...]
-    removed: tuple[str, ...]
-    not_shipped: tuple[str, ...]
-    providers: tuple[RecordedBinary, ...]
-    left_out: tuple[str, ...] = ()
 
 
 def assemble(plan: AssemblyPlan, out: Path) -> BuiltWheel:
@@ -150,11 +142,7 @@ def assemble(plan: AssemblyPlan, out: Path) -> BuiltWheel:
             _verify(plan, digest.result())
     emit("wheel.assembled", filename=filename, sha256=sha256, size=size,
          seconds=round(time.monotonic() - started, 3))  # fmt: skip
-    return BuiltWheel(
-        out / filename, sha256, size, tuple(sorted(changed.replaced)), tuple(sorted(changed.added)),
-        tuple(sorted(changed.removed)), changed.not_shipped, providers,
-        tuple(sorted(plan.left_out)),
-    )  # fmt: skip
+    return BuiltWheel(out / filename, sha256, size)
 
 
 def _verify(plan: AssemblyPlan, actual: str) -> None:

@@ -22,16 +22,11 @@ from sparkwright.wheel.stamp import VERSION_FILE
 
 @dataclass(frozen=True)
 class WheelDelta:
-    """Changes of members; see `delta`.
-
-    Attributes:
-        not_shipped: changed paths that are no part of a wheel, such as tests and docs; sorted.
-    """
+    """Changes of members by path; see `delta`."""
 
     replaced: Mapping[str, bytes]
     added: Mapping[str, bytes]
     removed: frozenset[str]
-    not_shipped: tuple[str, ...]
 
 
 def delta(upstream: StockWheel, changes: Mapping[str, bytes | None]) -> WheelDelta:
@@ -63,7 +58,7 @@ def delta(upstream: StockWheel, changes: Mapping[str, bytes | None]) -> WheelDel
         elif entry_of(path, content).digest != upstream.listed[path].digest:
             replaced[path] = content
     _check_added(upstream, tuple(added))
-    return WheelDelta(replaced, added, frozenset(removed), of_kind(changes, "not-shipped"))
+    return WheelDelta(replaced, added, frozenset(removed))
 
 
 def _check_added(upstream: StockWheel, added: tuple[str, ...]) -> None:
