@@ -28,7 +28,9 @@ from sparkwright.git import TreeEntry
 from sparkwright.merge import MergeReport, merge_patchset
 from sparkwright.pipeline import BuildOptions, Job, open_job
 from sparkwright.pipeline.checkout import series_names
-from sparkwright.probe import ProbePool, Proof, Prover
+from sparkwright.probe.judge import Prover
+from sparkwright.probe.pool import ProbePool
+from sparkwright.probe.proof import Proof
 from sparkwright.store import remove_tree
 
 ROOT = Path(__file__).parents[1]

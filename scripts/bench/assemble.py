@@ -25,7 +25,8 @@ from sparkwright.git import open_repository
 from sparkwright.pipeline import open_checkout
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, open_source, read_settings
-from sparkwright.wheel import AssemblyPlan, assemble, local_version, parse_name
+from sparkwright.wheel.assemble import AssemblyPlan, assemble
+from sparkwright.wheel.names import local_version, parse_name
 
 CHANGED = 10
 

@@ -15,11 +15,12 @@ from sparkwright.native.device_code import Tally, classify, read_device_code
 from sparkwright.native.inspection import Surroundings, find_surroundings, inspector_of
 from sparkwright.native.packages import unpack_package
 from sparkwright.pipeline import open_checkout
-from sparkwright.probe import prepare_environment
+from sparkwright.probe.environment import prepare_environment
 from sparkwright.store import open_store
 from sparkwright.upstream import Access, fetch_artifact, read_settings
-from sparkwright.wheel import Expectation, NativeExpectation, audit, plan_slim, python_members
-from sparkwright.wheel.binaries import inspect_binary
+from sparkwright.wheel.audit import audit
+from sparkwright.wheel.binaries import Expectation, NativeExpectation, inspect_binary
+from sparkwright.wheel.kernels import plan_slim, python_members
 from sparkwright.wheel.source import open_source
 
 pytestmark = [pytest.mark.upstream, pytest.mark.slow]

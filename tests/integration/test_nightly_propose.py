@@ -21,8 +21,7 @@ from sparkwright.lock.model import read_lock
 from sparkwright.merge import MergeRequest, OutcomeKind, merge_patchset
 from sparkwright.nightly.model import Judgement
 from sparkwright.nightly.propose import BASE_TRAILER, Proposal, Proposer
-from sparkwright.probe import ProbeVerdict, Proof
-from sparkwright.probe.proof import ProbeRun
+from sparkwright.probe.proof import ProbeRun, ProbeVerdict, Proof
 
 NEXT = make_tiny("1.3.0", changes=(("vllm/clamp.py", f"# Moved down.\n\n{CLAMP}"),))
 BRANCH = "sparkwright/1.3.0"

@@ -13,7 +13,8 @@ import wheelkit
 from static_server import served
 
 from sparkwright.publish import publish
-from sparkwright.wheel import AssemblyPlan, assemble, local_version
+from sparkwright.wheel.assemble import AssemblyPlan, assemble
+from sparkwright.wheel.names import local_version
 
 PLATFORM = "manylinux_2_28_aarch64"
 VERSIONS = [local_version("0.24.0", "spark", digit * 8, revision=3) for digit in "ab"]

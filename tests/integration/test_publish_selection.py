@@ -10,7 +10,8 @@ import wheelkit
 from test_publish_clients import pip_download, uv
 
 from sparkwright.publish import publish
-from sparkwright.wheel import AssemblyPlan, assemble, local_version
+from sparkwright.wheel.assemble import AssemblyPlan, assemble
+from sparkwright.wheel.names import local_version
 
 
 def version(release: str, revision: int, digest: str = "84110ebb", **marks: Any) -> str:

@@ -19,7 +19,8 @@ from sparkwright.native.model import Target
 from sparkwright.native.sources import gather_sources
 from sparkwright.pipeline import BuildOptions, open_checkout, open_job
 from sparkwright.pipeline.checkout import series_names
-from sparkwright.probe import ProbePool, ProbeVerdict, read_proof
+from sparkwright.probe.pool import ProbePool
+from sparkwright.probe.proof import ProbeVerdict, read_proof
 from sparkwright.probe.upstream_tests import read_record, record_path
 
 pytestmark = pytest.mark.upstream

@@ -8,8 +8,7 @@ import pytest
 
 from sparkwright.git import open_repository
 from sparkwright.pipeline import BuildOptions, make_job, open_checkout
-from sparkwright.probe import prepare_environment
-from sparkwright.probe.environment import environment_key
+from sparkwright.probe.environment import environment_key, prepare_environment
 from sparkwright.probe.launches import LIMIT, KernelSurvey
 from sparkwright.store import Store, open_store
 

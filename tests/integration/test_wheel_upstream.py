@@ -13,7 +13,10 @@ from sparkwright.publish import publish
 from sparkwright.store import open_store
 from sparkwright.upstream.download import fetch_artifact
 from sparkwright.upstream.settings import read_settings
-from sparkwright.wheel import AssemblyPlan, BuiltWheel, Expectation, assemble, audit, local_version
+from sparkwright.wheel.assemble import AssemblyPlan, BuiltWheel, assemble
+from sparkwright.wheel.audit import audit
+from sparkwright.wheel.binaries import Expectation
+from sparkwright.wheel.names import local_version
 from sparkwright.wheel.recorded import read_record
 
 pytestmark = [pytest.mark.upstream, pytest.mark.slow]

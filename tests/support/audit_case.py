@@ -7,7 +7,9 @@ from pathlib import Path
 import wheelkit
 
 from sparkwright.lock import Artifact, Lock, Release
-from sparkwright.wheel import AssemblyPlan, Expectation, assemble, audit
+from sparkwright.wheel.assemble import AssemblyPlan, assemble
+from sparkwright.wheel.audit import audit
+from sparkwright.wheel.binaries import Expectation
 
 OURS = "0.24.0+spark.1a2b3c4d"
 INFO = f"vllm-{OURS}.dist-info"

@@ -14,9 +14,11 @@ from sparkwright.native.elf import honest_platform, read_elf
 from sparkwright.native.inspection import Inspector, Surroundings
 from sparkwright.native.model import Extension, Target
 from sparkwright.store import open_store
-from sparkwright.wheel import AssemblyPlan, BinarySource, Expectation, assemble, audit, parse_name
-from sparkwright.wheel.binaries import NativeExpectation
+from sparkwright.wheel.assemble import AssemblyPlan, BinarySource, assemble
+from sparkwright.wheel.audit import audit
+from sparkwright.wheel.binaries import Expectation, NativeExpectation
 from sparkwright.wheel.kernels import KERNELS, LeftOut, kernels_record
+from sparkwright.wheel.names import parse_name
 
 OURS = "0.24.0+spark.1a2b3c4d"
 INFO = f"vllm-{OURS}.dist-info"

@@ -12,17 +12,18 @@ from kit import DELETED, Content, Recorder, make_carry, make_tree, seed_environm
 
 from sparkwright.base.errors import ConfigError, ToolError
 from sparkwright.git import Repository
-from sparkwright.probe import (
+from sparkwright.probe import environment as environment_module
+from sparkwright.probe.judge import Prover, judge
+from sparkwright.probe.proof import (
     ProbeRun,
     ProbeVerdict,
     Proof,
-    Prover,
-    judge,
+    Touched,
+    named_modules,
+    proof_key,
     read_proof,
     write_proof,
 )
-from sparkwright.probe import environment as environment_module
-from sparkwright.probe.proof import Touched, named_modules, proof_key
 from sparkwright.store import Store
 
 CACHE = "vllm/cache.py"

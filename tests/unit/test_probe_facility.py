@@ -17,8 +17,9 @@ from sparkwright.base.errors import BusyError, NotInStoreError
 from sparkwright.carries import Carry, load_carry
 from sparkwright.git import Repository
 from sparkwright.merge import MergedSource
-from sparkwright.probe import ProbeVerdict, Prover
 from sparkwright.probe import environment as environment_module
+from sparkwright.probe.judge import Prover
+from sparkwright.probe.proof import ProbeVerdict
 from sparkwright.store import Store
 
 STAND_IN = """

@@ -14,8 +14,11 @@ from msgspec.structs import replace as with_fields
 from world import ended
 
 from sparkwright.git import Repository
-from sparkwright.probe import ProbePool, ProbeVerdict, Proof, Prover, runner
 from sparkwright.probe import environment as environment_module
+from sparkwright.probe import runner
+from sparkwright.probe.judge import Prover
+from sparkwright.probe.pool import ProbePool
+from sparkwright.probe.proof import ProbeVerdict, Proof
 from sparkwright.store import Store
 
 CACHE = "vllm/cache.py"

@@ -8,7 +8,7 @@ from kit import Content, make_tree, seed_environment
 
 from sparkwright.base.errors import NotInStoreError
 from sparkwright.probe import environment as environment_module
-from sparkwright.probe import prepare_environment, tree_folder
+from sparkwright.probe.environment import prepare_environment, tree_folder
 from sparkwright.store import Store
 
 CACHE = "vllm/cache.py"

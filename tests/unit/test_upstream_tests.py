@@ -9,8 +9,9 @@ from kit import Content, make_tree, seed_environment, seed_test_packages
 from sparkwright.base.errors import ConfigError, EnvironmentSetupError, NotInStoreError, ToolError
 from sparkwright.git import Repository
 from sparkwright.native.host import isolated, require_isolation
-from sparkwright.probe import ProbePool, upstream_tests
 from sparkwright.probe import environment as environment_module
+from sparkwright.probe import upstream_tests
+from sparkwright.probe.pool import ProbePool
 from sparkwright.probe.upstream_choice import choose_tests
 from sparkwright.probe.upstream_tests import UpstreamGate, UpstreamTest, read_record, reason_of, write_record
 from sparkwright.store import Store

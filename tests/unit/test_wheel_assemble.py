@@ -12,7 +12,7 @@ import pytest
 import wheelkit
 
 from sparkwright.base import errors, events
-from sparkwright.wheel import AssemblyPlan, BinarySource, assemble
+from sparkwright.wheel.assemble import AssemblyPlan, BinarySource, assemble
 
 OURS = "0.24.0+spark.1a2b3c4d"
 INFO = f"vllm-{OURS}.dist-info"

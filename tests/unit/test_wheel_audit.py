@@ -17,8 +17,8 @@ from audit_case import BIG, CHANGES, INFO, OURS, Case, Files, failed, make_case,
 from sparkwright.base.digests import to_json
 from sparkwright.base.errors import ArchiveError, AuditError
 from sparkwright.native.model import Extension
-from sparkwright.wheel import BinarySource, assemble, audit
-from sparkwright.wheel.audit import CHECKS
+from sparkwright.wheel.assemble import BinarySource, assemble
+from sparkwright.wheel.audit import CHECKS, audit
 from sparkwright.wheel.native_checks import NATIVE_CHECKS
 from sparkwright.wheel.recorded import read_record
 from sparkwright.wheel.survey import floor_of

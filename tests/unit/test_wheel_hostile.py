@@ -14,7 +14,8 @@ import wheelkit
 from audit_case import INFO, RECORD_OF_OURS, Case, Files, failed, make_case, put, swap
 
 from sparkwright.base.digests import to_json
-from sparkwright.wheel import Expectation, audit
+from sparkwright.wheel.audit import audit
+from sparkwright.wheel.binaries import Expectation
 
 EXACT, PROVENANCE = "members-differ-exactly", "provenance-agrees"
 

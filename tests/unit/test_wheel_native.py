@@ -20,8 +20,11 @@ from sparkwright.native.device_code import Tally
 from sparkwright.native.elf import honest_platform, read_elf
 from sparkwright.native.inspection import Inspector
 from sparkwright.store import open_store
-from sparkwright.wheel import BinarySource, Expectation, assemble, audit, parse_name
+from sparkwright.wheel.assemble import BinarySource, assemble
+from sparkwright.wheel.audit import audit
+from sparkwright.wheel.binaries import Expectation
 from sparkwright.wheel.kernels import KERNELS
+from sparkwright.wheel.names import parse_name
 from sparkwright.wheel.native_checks import NATIVE_CHECKS
 
 Files = dict[str, bytes]

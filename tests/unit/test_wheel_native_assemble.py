@@ -10,7 +10,7 @@ from native_case import RS, SPIN, C, Case, failed, make_case
 
 from sparkwright.base.errors import NativeInputsError, WheelError
 from sparkwright.store import Store
-from sparkwright.wheel import assemble
+from sparkwright.wheel.assemble import assemble
 from sparkwright.wheel.kernels import KERNELS, read_kernels_record
 from sparkwright.wheel.rewrite import deflate, deflated_in, holds
 

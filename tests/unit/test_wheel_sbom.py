@@ -19,8 +19,9 @@ from sparkwright.base.errors import WheelError
 from sparkwright.lock import Lock
 from sparkwright.native.model import Extension, Target
 from sparkwright.pipeline import open_checkout
-from sparkwright.wheel import assemble, audit, kernels_record
-from sparkwright.wheel.kernels import KERNELS
+from sparkwright.wheel.assemble import assemble
+from sparkwright.wheel.audit import audit
+from sparkwright.wheel.kernels import KERNELS, kernels_record
 from sparkwright.wheel.recorded import CARRIES, POINT, PROVIDERS, WheelRecord, read_record
 from sparkwright.wheel.sbom import SBOM, sbom
 

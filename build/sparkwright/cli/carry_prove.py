@@ -15,7 +15,7 @@ from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_in_clone
 from sparkwright.pipeline import Job, TargetOptions
 from sparkwright.pipeline.proofs import first_line, prove_carries, run_upstream_tests
-from sparkwright.probe import Proof
+from sparkwright.probe.proof import Proof
 from sparkwright.probe.upstream_tests import UpstreamTests
 
 

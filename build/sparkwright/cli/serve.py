@@ -34,7 +34,7 @@ from sparkwright.serve.preflight import Hub, PreflightRequest
 from sparkwright.serve.run import ServeOptions
 from sparkwright.serve.supervise import WatchOptions
 from sparkwright.store import Store
-from sparkwright.wheel import parse_name
+from sparkwright.wheel.names import parse_name
 
 if TYPE_CHECKING:
     from sparkwright.serve.peer import Peer

@@ -20,7 +20,7 @@ from sparkwright.pipeline.options import choose_arch
 from sparkwright.pipeline.state import require
 from sparkwright.publish import dist_folder, wheels_in
 from sparkwright.publish.series import series_of
-from sparkwright.wheel import parse_name
+from sparkwright.wheel.names import parse_name
 
 _DIGEST = re.compile(r"(?=\d*[a-f])[0-9a-f]{8,}")
 

@@ -252,6 +252,10 @@ class Tally:
         """Tell if there are kernels, and none of them can run."""
         return self.total > 0 and self.none == self.total
 
+    def share(self, kind: KernelClass) -> float:
+        """Return the share of all kernels that is of class *kind*, between 0 and 1; 0 without kernels."""
+        return self.count(kind) / self.total if self.total else 0.0
+
     def count(self, kind: KernelClass) -> int:
         """Return the number of kernels of class *kind*."""
         counts = (self.native, self.family, self.ptx, self.none)

@@ -20,7 +20,7 @@ from sparkwright.nightly.report import render_markdown
 from sparkwright.nightly.state import NightState
 from sparkwright.pipeline import Job
 from sparkwright.pipeline.proofs import find_proof
-from sparkwright.probe import Proof
+from sparkwright.probe.proof import Proof
 from sparkwright.rehearsal.model import WrittenFile
 from sparkwright.store import storing, write_atomically
 

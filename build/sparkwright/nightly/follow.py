@@ -45,7 +45,7 @@ from sparkwright.nightly.reachability import Reach
 from sparkwright.nightly.state import Heads, NightState, holds, red_since
 from sparkwright.pipeline import Job
 from sparkwright.pipeline.proofs import find_proof
-from sparkwright.probe import ProbePool
+from sparkwright.probe.pool import ProbePool
 
 _MOST_MARKS = 60
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")

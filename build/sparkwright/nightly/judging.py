@@ -14,7 +14,7 @@ from sparkwright.nightly.reachability import Reach, reach_lost
 from sparkwright.pipeline import Job
 from sparkwright.pipeline.proofs import Trial, trial_of
 from sparkwright.pipeline.state import require
-from sparkwright.probe import ProbeVerdict, Proof
+from sparkwright.probe.proof import ProbeVerdict, Proof
 
 _DECLARED = frozenset({OutcomeKind.SUPERSEDED, OutcomeKind.LEFT_OUT})
 _MERGED = {

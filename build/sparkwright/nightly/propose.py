@@ -26,8 +26,7 @@ from sparkwright.merge import BaseFinder
 from sparkwright.merge.refresh import CarryEditor
 from sparkwright.nightly.model import Judgement, Standing, TargetNight
 from sparkwright.nightly.report import commit_message
-from sparkwright.probe import Proof
-from sparkwright.probe.proof import proof_file, write_proof
+from sparkwright.probe.proof import Proof, proof_file, write_proof
 from sparkwright.store import Store
 
 BRANCHES = "sparkwright/"

@@ -20,7 +20,7 @@ from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.proofs import wants_proof
 from sparkwright.pipeline.record import expectation, version_of, wheel_record
 from sparkwright.pipeline.state import Binaries, BuildState, FoundWheel, require
-from sparkwright.wheel import BinarySource
+from sparkwright.wheel.assemble import BinarySource
 from sparkwright.wheel.kernels import SlimPlan
 from sparkwright.wheel.source import StockWheel
 
@@ -204,7 +204,7 @@ class Assemble:
         return True
 
     def make(self, job: Job, state: BuildState) -> None:
-        from sparkwright.wheel import AssemblyPlan, assemble
+        from sparkwright.wheel.assemble import AssemblyPlan, assemble
 
         plan = AssemblyPlan(
             upstream_wheel=job.fetch_stock_wheel(),
@@ -275,7 +275,7 @@ class Audit:
 
 def _binary_arguments(job: Job, state: BuildState) -> dict[str, Any]:
     """Return the arguments of an `AssemblyPlan` that concern binaries; none for upstream's kernels."""
-    from sparkwright.wheel import BinarySource
+    from sparkwright.wheel.assemble import BinarySource
     from sparkwright.wheel.rewrite import deflated_in
     from sparkwright.wheel.sbom import COMPILED
 

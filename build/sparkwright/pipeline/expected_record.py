@@ -20,9 +20,9 @@ from sparkwright.pipeline.proofs import Prove
 from sparkwright.pipeline.record import expectation, native_version, version_of, wheel_record
 from sparkwright.pipeline.state import BuildState, require
 from sparkwright.pipeline.steps import Merge, steps_for
-from sparkwright.wheel import parse_name
 from sparkwright.wheel.binaries import Expectation
 from sparkwright.wheel.kernels import KERNELS, KernelsRecord, kernels_of
+from sparkwright.wheel.names import parse_name
 from sparkwright.wheel.recorded import POINT
 
 # Their results are part of the record.

@@ -23,7 +23,10 @@ from sparkwright.pipeline.checkout import Checkout, open_checkout
 from sparkwright.pipeline.options import BuildOptions, choose_arch
 from sparkwright.pipeline.state import require
 from sparkwright.pipeline.toolchain_resource import ToolchainResource
-from sparkwright.probe import ProbePool, ProbeResource, Prover, UpstreamGate
+from sparkwright.probe.judge import Prover
+from sparkwright.probe.pool import ProbePool
+from sparkwright.probe.setup import ProbeResource
+from sparkwright.probe.upstream_tests import UpstreamGate
 from sparkwright.store import Store, open_store
 from sparkwright.upstream import Access, Pristine, UpstreamSource, open_source, read_settings
 
@@ -96,7 +99,7 @@ class Job:
         Args:
             compiled: the number of extensions compiled here where others are upstream's; else `None`.
         """
-        from sparkwright.wheel import local_version
+        from sparkwright.wheel.names import local_version
 
         spec = self.spec
         return local_version(

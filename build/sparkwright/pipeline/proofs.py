@@ -14,7 +14,9 @@ from sparkwright.native.host import require_isolation
 from sparkwright.pipeline.checkout import pinned_by
 from sparkwright.pipeline.job import Job, require_listed
 from sparkwright.pipeline.state import BuildState, require
-from sparkwright.probe import ProbePool, ProbeVerdict, Proof, Prover, write_proof
+from sparkwright.probe.judge import Prover
+from sparkwright.probe.pool import ProbePool
+from sparkwright.probe.proof import ProbeVerdict, Proof, write_proof
 from sparkwright.probe.upstream_tests import UpstreamTests, read_record, record_path, write_record
 
 Evidence = Literal["proved", "not needed", "declared", "unproved", ""]

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from sparkwright.base.config import Model
 from sparkwright.merge import MergeReport
 from sparkwright.native.model import Extension, SourceTree, Toolchain
-from sparkwright.probe import Proof
+from sparkwright.probe.proof import Proof
 from sparkwright.upstream import Pristine
 
 T = TypeVar("T")

@@ -95,7 +95,7 @@ class ToolchainResource:
         another is left out: configuring reads none of its headers.
         """
         from sparkwright.native.sources import gather_sources
-        from sparkwright.probe import tree_folder
+        from sparkwright.probe.environment import tree_folder
 
         store, repository = self.access.store, self.access.repository
         without_network = replace(self.access, settings=replace(self.access.settings, offline=True))

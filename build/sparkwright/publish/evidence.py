@@ -27,8 +27,8 @@ from sparkwright.publish.index import wheels_in
 from sparkwright.publish.policy import ChannelPolicy, EvidenceKind
 from sparkwright.publish.series import series_of
 from sparkwright.store import storing, write_atomically
-from sparkwright.wheel import AuditReport
 from sparkwright.wheel.archive import open_archive
+from sparkwright.wheel.audit import AuditReport
 from sparkwright.wheel.names import parse_name
 from sparkwright.wheel.recorded import CARRIES, POINT, RECORD_FOLDER
 

@@ -38,7 +38,7 @@ from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.options import BuildOptions
 from sparkwright.pipeline.run import apply
 from sparkwright.pipeline.state import require
-from sparkwright.probe import tree_folder
+from sparkwright.probe.environment import tree_folder
 from sparkwright.search.changes import SpecDifference
 from sparkwright.search.model import UntestableError
 from sparkwright.search.specs import ResolvedSpec, pinned_lock

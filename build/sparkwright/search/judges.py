@@ -21,7 +21,7 @@ from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
 from sparkwright.carries import ProbeSpec, load_carry
 from sparkwright.engine.verifier import Verifier
 from sparkwright.merge import OutcomeKind
-from sparkwright.probe import prepare_environment
+from sparkwright.probe.environment import prepare_environment
 from sparkwright.probe.proof import named_modules
 from sparkwright.probe.runner import run_probe
 from sparkwright.search.candidates import Realiser

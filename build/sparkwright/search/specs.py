@@ -25,7 +25,7 @@ from sparkwright.lock import Lock, read_lock
 from sparkwright.lock.model import LOCK_NAME
 from sparkwright.pipeline.checkout import Checkout, lock_name, open_checkout, series_names
 from sparkwright.upstream import Access
-from sparkwright.wheel import WheelName
+from sparkwright.wheel.names import WheelName
 
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _STATED = re.compile(r"[^/]+\.dist-info/WHEEL")

@@ -22,15 +22,10 @@ from sparkwright.native.model import Extension, Target
 from sparkwright.native.sources import keep_source
 from sparkwright.pipeline import open_checkout
 from sparkwright.upstream import Access, IndexSettings
-from sparkwright.wheel import (
-    KERNELS,
-    AssemblyPlan,
-    BinarySource,
-    Expectation,
-    assemble,
-    kernels_record,
-    parse_name,
-)
+from sparkwright.wheel.assemble import AssemblyPlan, BinarySource, assemble
+from sparkwright.wheel.binaries import Expectation
+from sparkwright.wheel.kernels import KERNELS, kernels_record
+from sparkwright.wheel.names import parse_name
 
 C = "vllm/_C.abi3.so"
 KERNEL = {"csrc/kernel.cu": "// a kernel for the card\n"}
