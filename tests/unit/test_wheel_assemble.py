@@ -201,7 +201,7 @@ import os, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import test_wheel_assemble as case
-from sparkwright.wheel import AssemblyPlan, assemble
+from sparkwright.wheel.assemble import AssemblyPlan, assemble
 import wheelkit
 os.umask(0o077); time.tzset()
 wheel = Path(sys.argv[2])

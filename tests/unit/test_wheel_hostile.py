@@ -232,7 +232,7 @@ BOMBS = {
 # The limit holds for ruff too; the peak is of this process alone, and not of the one that it was forked from.
 MEASURED = """
 import pathlib, pickle, re, resource, sys
-from sparkwright.wheel import audit
+from sparkwright.wheel.audit import audit
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 report = audit(*pickle.load(sys.stdin.buffer))
 (peak,) = re.findall(r"VmHWM:\\s+([0-9]+) kB", pathlib.Path("/proc/self/status").read_text())

@@ -19,7 +19,7 @@ _RULES = 1
 
 @dataclass(frozen=True)
 class ToolchainResource:
-    """The toolchain that kernels are compiled with, ready for CMake; see `sparkwright.probe.resource`.
+    """The toolchain that kernels are compiled with, ready for CMake; see `sparkwright.probe.setup`.
 
     Attributes:
         lock: the pin with its ``[native]`` tables.
