@@ -63,6 +63,11 @@ PLANTED: dict[str, tuple[dict[str, Any], str | tuple[str, ...], dict[str, Any]]]
         "value --quantization mxfp4_x",
         {"flags": {"quantization": "mxfp4"}},
     ),
+    "unknown-loader": (
+        {"flags": {"load-format": "fast-safetensors"}},
+        "value --load-format fast-safetensors",
+        {"flags": {"load-format": "fastsafetensors"}},
+    ),
     "utilization-in-percent": (
         {"flags": {"gpu-memory-utilization": 95}},
         "parser vllm serve: --gpu-memory-utilization: Input should be less than or equal to 1",
@@ -152,6 +157,7 @@ def check_all() -> Results:
     twins = [made(f"twin-{name}", twin) for name, (_, _, twin) in PLANTED.items()]
     ill += [made(f"dropped-{name}", planted) for name, (planted, _, _) in {**DROPPED, **RENAMED}.items()]
     twins.append(made("successors", SUCCESSORS))
+    ill.append(made("several", {"flags": {"past": 1, "load-format": "none", "max-num-seqs": "many"}}))
     store = open_store()
     with contextlib.closing(open_repository(store.git)) as repository:
         checked = check_recipes(open_checkout(ROOT), store, repository, [*SHIPPED.values(), *ill, *twins])
@@ -187,6 +193,14 @@ def test_planted_fault_is_named_and_its_twin_is_silent(results: Any, name: str, 
     (said,) = [str(problem) for problem in ill.problems]
     assert said.startswith(PLANTED[name][1])
     assert (twin.problems, twin.refused) == ((), ())
+
+
+@pytest.mark.parametrize("series", series_names(ROOT))
+def test_one_refused_option_does_not_hide_another(results: Any, series: str) -> None:
+    (ill,) = results["several", series]
+    named = ("flag --past", "value --load-format none", "parser vllm serve: argument --max-num-seqs")
+    for problem, name in zip(ill.problems, named, strict=True):
+        assert str(problem).startswith(name)
 
 
 @pytest.mark.parametrize("name", [*DROPPED, *RENAMED])

@@ -143,7 +143,7 @@ def test_a_recipe_that_cannot_be_written_is_refused_before_the_release_is_asked(
 def test_a_strangers_recipe_cannot_steer_the_terminal(tmp_path, capsys):
     path = tmp_path / "odd.toml"
     path.write_text('format = 1\nname = "a\\u001b]0;x\\u0007"\ntitle = "T"\nmodel = "m\\u001b[2J"\n')
-    for words in ((), ("--format", "command")):
+    for words in ((), ("--command",), ("--json",)):
         main(["recipe", "show", str(path), *words])
         said = capsys.readouterr()
         assert "\x1b" not in said.out + said.err
