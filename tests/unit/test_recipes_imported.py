@@ -298,6 +298,12 @@ def test_a_compose_file_has_defaults_dollar_signs_and_long_volumes() -> None:
     assert import_recipe(mount)[0].model == "/data/m"
 
 
+def test_braces_of_json_and_of_the_shell_stay_where_a_template_does_not_double_them() -> None:
+    command = """vllm serve org/m --x '{"a": {"b": {c}}}' --root-path "${PLACE:-${D}}" """
+    text = f"model: org/m\ndefaults: {{c: 1}}\ncommand: |\n  D=/d\n  {command}\n"
+    assert import_recipe(text)[0].flags == {"x": {"a": {"b": 1}}, "root-path": "/d"}
+
+
 def test_a_recipe_of_another_server_is_refused() -> None:
     with pytest.raises(ConfigError, match="no recipe of vLLM"):
         import_recipe("model: org/m\nruntime: sglang\ndefaults: {mem_fraction_static: 0.8}\n")
@@ -319,6 +325,8 @@ def test_what_python_cannot_read_as_a_value_stays_text(value: str) -> None:
         "docker exec -it $NODE /bin/bash -c 'vllm serve org/m --seed 1'",
         "export A=1 \\\n# B=2 \\\nvllm serve org/m --seed 1",
         "vllm serve --seed 1 org/m",
+        "vllm serve org/m \\  # a model\n  --seed 1",
+        "vllm serve org/m  # a model \\\n  --seed 1",
     ],
 )
 def test_a_server_in_a_running_container_behind_a_comment_or_an_option_is_found(text: str) -> None:

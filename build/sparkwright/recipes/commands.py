@@ -161,7 +161,7 @@ def _long(name: str, value: str) -> list[str]:
 
 
 def _filled(command: str, values: Mapping[str, str]) -> str:
-    """Return *command* with ``{name}`` replaced, and ``{{`` and ``}}`` as braces.
+    """Return *command* with ``{name}`` replaced, and where braces are doubled, ``{{`` and ``}}`` as braces.
 
     Raises:
         ConfigError: a name has no value.
@@ -178,7 +178,8 @@ def _filled(command: str, values: Mapping[str, str]) -> str:
             )
         return values[found[1]]
 
-    return re.sub(r"\{\{|\}\}|\{(\w+)\}", value, command)
+    doubled = r"\{\{|\}\}|" if "{{" in command else ""
+    return re.sub(doubled + r"(?<!\$)\{(\w+)\}", value, command)
 
 
 def _service(service: Mapping[str, Any]) -> Iterator[ServeCommand]:

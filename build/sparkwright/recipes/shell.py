@@ -6,7 +6,7 @@ import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
-_HEREDOC = re.compile(r"<<-?\s*[\"']?(\w+)[\"']?[^\n]*\n.*?^[ \t]*\1[ \t]*$", re.MULTILINE | re.DOTALL)
+_HEREDOC = re.compile(r"(?<!<)<<-?[ \t]*[\"']?(\w+)")
 # Names of secrets: their last word, or any of them.
 SECRET = re.compile(
     r"(?:^|[_-])(?:token|keys?|pass|pat|(?:access_key_)id)$|(?:^|[_-])(?:api_?keys?|secret|password|passwd"
@@ -35,8 +35,9 @@ def script_of_unit(text: str) -> str:
 
 def logical_lines(text: str) -> Iterator[str]:
     """Yield the commands of a script: continued lines and arrays as one, and each behind ``&&``."""
-    text = _HEREDOC.sub("", text)
+    text = _without_heredocs(text)
     text = re.sub(r"(?m)^([ \t]*#.*?)[\\ \t\r]*$", r"\1", text)  # a comment is not continued
+    text = "\n".join(map(_continued, text.split("\n")))
     whole, quoted = re.sub(r"\\[ \t]*\r?\n", " ", text), ""
     line, comment, depth = "", False, 0
     for at, sign in enumerate(whole):
@@ -59,6 +60,28 @@ def logical_lines(text: str) -> Iterator[str]:
         line += sign
     if line.strip():
         yield line.strip()
+
+
+def _without_heredocs(text: str) -> str:
+    """Return *text* without the files that are written in it."""
+    lines = text.split("\n")
+    ends, end = {line.strip() for line in lines}, ""
+    kept = []
+    for line in lines:
+        if end:
+            end = "" if line.strip() == end else end
+            continue
+        found = _HEREDOC.search(line)
+        end = found[1] if found and found[1] in ends else ""
+        kept.append(line[: found.start()] if found and end else line)
+    return "\n".join(kept)
+
+
+def _continued(line: str) -> str:
+    """Return *line* without a comment beside its last backslash: a shell ends there, and nobody means it."""
+    line = re.sub(r"\\[ \t]+#.*$", r"\\", line)
+    at = line.find(" #", max(line.rfind("'"), line.rfind('"')) + 1)
+    return f"{line[:at]} \\" if line.rstrip().endswith("\\") and at > 0 and line[:at].strip() else line
 
 
 def conditional(lines: Iterable[str]) -> Iterator[tuple[str, bool]]:
