@@ -92,9 +92,9 @@ class Context:
             for prompt in self.corpus.prompts(category, count, self.profile.seed, salt)
         )
 
-    def prompts_in_turn(self, count: int, salt: str) -> tuple[Prompt, ...]:
-        """Return *count* prompts of the profile's categories in turn; the same for the same *salt*."""
-        categories = self.profile.categories
+    def prompts_in_turn(self, count: int, salt: str, categories: Sequence[str] = ()) -> tuple[Prompt, ...]:
+        """Return *count* prompts of *categories*, by default the profile's, in turn."""
+        categories = categories or self.profile.categories
         each = -(-count // len(categories))
         lists = [self.corpus.prompts(name, each, self.profile.seed, salt) for name in categories]
         return tuple(prompt for turn in zip(*lists, strict=True) for prompt in turn)[:count]

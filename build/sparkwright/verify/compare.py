@@ -191,8 +191,5 @@ def compare_pairs(one: Sequence[float], other: Sequence[float], error: float) ->
     if not all(0 < value < math.inf for value in (*one, *other)):
         raise ValueError(f"no ratio of {list(one)} to {list(other)}")
     logs = [math.log(first / second) for first, second in zip(one, other, strict=True)]
-    return _around(math.fsum(logs) / len(logs), Spread.of([logs]).width(error, len(logs)))
-
-
-def _around(middle: float, width: float) -> Ratio:
+    middle, width = math.fsum(logs) / len(logs), Spread.of([logs]).width(error, len(logs))
     return Ratio(*(math.exp(middle + side * width) for side in (0, -1, 1)))

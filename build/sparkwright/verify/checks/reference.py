@@ -124,8 +124,8 @@ def _cells(reference: Reference | None, context: Context, _: Mapping[str, Observ
     longest = context.main.max_model_len if context.main.max_model_len > 0 else _UNKNOWN_LENGTH
     lengths = [length for length in _LONG_TOKENS if length * _MARGIN + TOKENS <= longest] or [200]
     kinds: tuple[tuple[str, tuple[Prompt, ...]], ...] = (
-        ("raw", _of_all_categories(context, PROMPTS - 2 * few, "reference raw")),
-        ("chat", _of_all_categories(context, few, "reference chat")),
+        ("raw", context.prompts_in_turn(PROMPTS - 2 * few, "reference raw", CATEGORIES)),
+        ("chat", context.prompts_in_turn(few, "reference chat", CATEGORIES)),
         (
             "long",
             tuple(
@@ -147,13 +147,6 @@ def _cells(reference: Reference | None, context: Context, _: Mapping[str, Observ
                 chat=kind == "chat",
                 natural_stop=kind == "chat",
             )
-
-
-def _of_all_categories(context: Context, count: int, salt: str) -> tuple[Prompt, ...]:
-    """Return prompts of every category in turn, whichever the profile has."""
-    each, seed = -(-count // len(CATEGORIES)), context.profile.seed
-    lists = [context.corpus.prompts(name, each, seed, salt) for name in CATEGORIES]
-    return tuple(prompt for turn in zip(*lists, strict=True) for prompt in turn)[:count]
 
 
 def _judge(reference: Reference | None, _: Context, seen: CheckedCells) -> list[Finding]:
