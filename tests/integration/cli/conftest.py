@@ -13,3 +13,9 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
     monkeypatch.delenv("SPARKWRIGHT_DIST", raising=False)  # the user's, when make runs the tests
     with RunningIndex() as index:
         yield make_world(tmp_path, index)
+
+
+@pytest.fixture
+def proved(world: World) -> None:
+    """Proofs of the carries are recorded beside them: to make them takes four times as long as the wheel."""
+    world.record_proofs()

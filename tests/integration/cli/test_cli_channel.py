@@ -15,6 +15,8 @@ from world import World
 from sparkwright.companion.wheel import write_companion
 from sparkwright.publish.evidence import attach
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 SHIPPED = Path(__file__).parents[3] / "patchsets/channels.toml"
 
 

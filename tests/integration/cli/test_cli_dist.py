@@ -10,6 +10,8 @@ from world import World
 from sparkwright.pipeline import BuildOptions, open_job
 from sparkwright.publish import dist_folder
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 ROOT = Path(__file__).parents[3]
 
 

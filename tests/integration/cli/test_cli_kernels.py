@@ -27,6 +27,8 @@ from sparkwright.wheel.binaries import Expectation
 from sparkwright.wheel.kernels import KERNELS, kernels_record
 from sparkwright.wheel.names import parse_name
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 C = "vllm/_C.abi3.so"
 KERNEL = {"csrc/kernel.cu": "// a kernel for the card\n"}
 LISTS = "CMakeLists.txt"

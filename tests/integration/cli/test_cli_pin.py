@@ -20,6 +20,8 @@ from sparkwright.pipeline import BuildOptions, apply, make_job, open_checkout
 from sparkwright.pipeline.pins import pin_of
 from sparkwright.upstream import Access, read_settings
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 LATER = {"vllm/words.py": "WORDS = ()\n", "vllm/new.py": "NEW = True\n", "vllm/old.py": None}
 ONE = ("--platform", "aarch64")
 

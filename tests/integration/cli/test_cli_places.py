@@ -9,6 +9,8 @@ from world import World, files_below
 
 from sparkwright.store import remove_tree
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 
 @pytest.mark.parametrize(
     "kind", ["file", "below-a-file", "device", "dangling", "folder-as-a-wheel", "pipe-as-a-wheel"]

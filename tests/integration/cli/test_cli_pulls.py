@@ -10,6 +10,8 @@ from kit import UpstreamRepository
 from tiny_release import ALIGN, CLAMPED, make_tiny
 from world import CLAMP_PROBE, World, files_below
 
+pytestmark = pytest.mark.usefixtures("proved")
+
 BETTER = CLAMPED.replace("return 2", "return 22")
 
 
