@@ -19,6 +19,7 @@ from sparkwright.engine.outcomes import normalise
     ("loss 1.5e-3", "loss -2"),
     ("free 12.5GiB of 119GiB", "free 1GiB of 96GiB"),
     ("usage 95%", "usage 7%"),
+    ("cannot import name 'gone_140707502265728'", "cannot import name 'gone_140707502265999'"),
     ("\x1b[31mred\x1b[0m  alert", "red\nalert"),
     ("request cmpl-0123456789abcdef0123456789abcdef", "request cmpl-fedcba9876543210fedcba9876543210"),
 ])  # fmt: skip

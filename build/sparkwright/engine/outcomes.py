@@ -25,6 +25,7 @@ _RULES = (
     (re.compile(r"\b\d\d:\d\d:\d\d(?:[.,]\d+)?\b"), "<time>"),
     (re.compile(r"\b[0-9a-f]{12,64}\b(?<![a-z]{12})", re.IGNORECASE), "<id>"),
     (re.compile(r"(?<![\w.])[-+]?\d[\d_]*(?:\.\d+)?(?:e[-+]?\d+)?(?=(?:[smuµn]?s|[KMGT]i?B|%)?\b|%)"), "#"),
+    (re.compile(r"\d{6,}"), "#"),  # an address or counter within a name; a kernel's or model's is shorter
     (re.compile(r"\s+"), " "),
 )
 _VERDICTS: dict[Verdict, Literal["passed", "failed", "undecided"]] = {
