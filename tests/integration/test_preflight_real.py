@@ -179,7 +179,7 @@ def grouped() -> tuple[list[tuple[dict[str, Any], tuple[Attention, ...]]], KvOpt
 
 
 def test_the_layers_of_a_dflash_drafter_are_in_one_group() -> None:
-    """Where it matters; that vLLM plans them so is shown above."""
+    """Compare where the sizes differ; the test before this one compares the plan with vLLM's."""
     pairs, together = grouped()
     changed = [pair for pair in pairs if plan_kv(*layout(*pair), together) != without(*pair, together)]
     assert changed == [(short_gpt_oss(), ALIKE), (GEMMA_26B, WINDOWS), (GEMMA_26B, ALIKE)]

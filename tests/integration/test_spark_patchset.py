@@ -52,10 +52,10 @@ FEW = 1
 
 
 def proved_anew(series, carries):
-    """The carries to prove anew: one now, which the build spec's digest draws, and the others as walks.
+    """Return *carries* as parameters of a test; all but one carry the `walk` mark, so `make test` skips them.
 
-    A proof takes ten seconds of both cores, and it is recorded for these very files. What changes
-    the patchset draws others.
+    The build spec's digest chooses that one, so that each change of the patchset proves another. A proof
+    takes ten seconds of both cores, and the others' recorded proofs are of these very files.
     """
     digest = SPECS[series].digest
     quick = [carry for carry in carries if carry.name not in LONGEST]

@@ -188,7 +188,7 @@ def isolated(argv: Sequence[str]) -> tuple[str, ...]:
     Files and processes stay shared: this keeps a build off the network, and is no sandbox. A compiler cache
     that listens on localhost cannot be used with it.
     """
-    # Root needs no user namespace, and in a new one its files would belong to the user "nobody".
+    # Only other users need a user namespace for this; in one, root's files would be shown as nobody's.
     options = ("-n",) if os.geteuid() == 0 else ("-r", "-n")
     return ("unshare", *options, "--", *argv)
 

@@ -7,6 +7,7 @@ from typing import ClassVar, Protocol
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
+from sparkwright.base.events import task
 from sparkwright.carries import CarrySpec
 from sparkwright.merge import MergeReport, merge_patchset
 from sparkwright.pipeline.assembly import Assemble, Audit, ChooseBinaries, FetchStockWheel, Place, Publish
@@ -114,7 +115,8 @@ class Merge:
         for carry in job.spec.deciding:
             if (revision := carry.revision_for(version)) is not None:
                 carry.patch(revision)  # a malformed patch is an error here, not an outcome of a merge
-        report = merge_patchset(job.repository, job.merge_request(require(state.pristine), version))
+        with task(f"merge {len(job.spec.deciding)} carries onto {version}"):
+            report = merge_patchset(job.repository, job.merge_request(require(state.pristine), version))
         report.require_merged()
         job.repository.keep(f"refs/sparkwright/points/{job.spec.digest}", report.commit)
         for source in report.sources:

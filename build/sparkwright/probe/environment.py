@@ -1,4 +1,4 @@
-"""Where probes run: the Python environment, and trees on disk that they import from.
+"""Make the Python environment in which probes run, and write the source trees that they import.
 
 Probes import vLLM's own modules, which want torch and a dozen other packages. Those live in an
 environment of their own, made once and kept in the store, so that the tool itself stays small. Trees are

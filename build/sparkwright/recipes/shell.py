@@ -78,7 +78,10 @@ def _without_heredocs(text: str) -> str:
 
 
 def _continued(line: str) -> str:
-    """Return *line* without a comment beside its last backslash: a shell ends there, and nobody means it."""
+    """Return *line* without a comment beside its last backslash.
+
+    A shell ends the command at such a comment, but its author meant it to go on with the next line.
+    """
     line = re.sub(r"\\[ \t]+#.*$", r"\\", line)
     at = line.find(" #", max(line.rfind("'"), line.rfind('"')) + 1)
     return f"{line[:at]} \\" if line.rstrip().endswith("\\") and at > 0 and line[:at].strip() else line
@@ -138,7 +141,7 @@ def expanded_words(words: Iterable[str], values: Mapping[str, str]) -> list[str]
     found: list[str] = []
     length = 0
     for word in words:
-        if _ARGUMENTS.fullmatch(word):  # those of whoever calls the script
+        if _ARGUMENTS.fullmatch(word):  # the script's own arguments, which the text does not hold
             continue
         whole, alone = expanded(word, values), _USE.fullmatch(word)
         several = alone and (alone[3] or not whole or re.search(r"(?:^|\s)--?[A-Za-z]", whole))

@@ -1,4 +1,4 @@
-"""What an audit compares a wheel with, and the wheel's binaries, inspected one by one."""
+"""Inspect each binary of a wheel, and hold the expectations that an audit compares them with."""
 
 from __future__ import annotations
 
