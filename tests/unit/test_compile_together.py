@@ -16,6 +16,7 @@ SPECS = {
     "host": ExtensionSpec(member="vllm/host.abi3.so", host_only=True),
     "moe": ExtensionSpec(member="vllm/moe.abi3.so"),
     "fa2": ExtensionSpec(member="vllm/fa2.abi3.so"),
+    "fa3": ExtensionSpec(member="vllm/fa3.abi3.so"),
     "old": ExtensionSpec(member="vllm/old.abi3.so"),
     "qutlass": ExtensionSpec(member="vllm/qutlass.abi3.so", sources=("qutlass",)),
     "host2": ExtensionSpec(member="vllm/host2.abi3.so", host_only=True),
@@ -53,8 +54,8 @@ def test_those_with_device_code_are_compiled_at_once(monkeypatch: pytest.MonkeyP
     state = BuildState(report=object(), sources={"qutlass": missing}, toolchain=object())
     heard = Recorder()
     with subscribe(heard):
-        for name in ("host", "moe", "fa2", "host2"):
+        for name in ("host", "moe", "fa2", "fa3", "host2"):
             CompileExtension(name).make(job, state)
-    assert asked == [("host", []), ("moe", ["fa2"]), ("fa2", []), ("host2", [])]
+    assert asked == [("host", []), ("moe", ["fa2", "fa3"]), ("fa2", []), ("fa3", []), ("host2", [])]
     assert [event["message"].partition(":")[0] for event in heard.of("warning")] == ["fa2"], "once, at first"
-    assert list(state.extensions) == ["host", "moe", "fa2", "host2"]
+    assert list(state.extensions) == ["host", "moe", "fa2", "fa3", "host2"]

@@ -35,7 +35,7 @@ class Pin(NamedTuple):
     """A git source that the project downloads.
 
     Attributes:
-        override: environment variable that names a local copy instead.
+        override: the variable by which a build tells upstream's CMake where the source lies.
     """
 
     name: str

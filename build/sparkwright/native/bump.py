@@ -27,6 +27,7 @@ from sparkwright.native.sources import Revision, keep_source, packaged_tree, rea
 from sparkwright.upstream import Access
 from sparkwright.upstream.index import listing, project_of
 from sparkwright.upstream.releases import as_artifact
+from sparkwright.upstream.source import is_clone
 
 
 class NativeProposal(NamedTuple):
@@ -54,12 +55,12 @@ def propose_native(
         lock: the new pin, whose own tables are not looked at.
         old: the present tables.
         texts: the CMake files of the release by path.
-        copies: the user's folders with sources, by source.
+        copies: the user's clones, by source.
 
     Raises:
         FetchError, NotInStoreError: a package could not be had.
         LockMismatchError: torch states no CUDA, or a package lost its folders.
-        ConfigError: a copy is of no source of the release.
+        ConfigError: a copy is of no source of the release, or is no clone.
     """
     toolkit, toolkit_decisions = next_toolkit(access, old.toolkit, lock.release.torch)
     sources = NextSources(access, lock, texts, copies or {}).move(old.sources)
@@ -153,9 +154,11 @@ class NextSources:
         """Return the pin of a submodule: its commit is stated by the source that it is mounted in."""
         host, _, folder = old.mount.partition(":")
         if self.pins[host].ref == before[host].ref and old.tree and host not in self._submodules:
-            return old
-        if (commit := self._submodules.get(host, {}).get(folder)) is not None:
-            if commit == old.ref and old.tree:
+            commit: str | None = old.ref
+        else:
+            commit = self._submodules.get(host, {}).get(folder)
+        if commit is not None:
+            if commit == old.ref and old.tree and name not in self.copies:
                 return old
             return self._reached(name, old, structs.replace(old, ref=commit), old.repository)
         if name in self.copies:
@@ -197,7 +200,7 @@ class NextSources:
             if self.access.settings.offline and not address.startswith("file://"):
                 raise NotInStoreError(f"{name} is not in the store", because="the network is off")
             return f"{address} at {pin.ref[:12]}", read_revision(self.access, address, pin.ref, pin.paths)
-        if not _is_repository(folder):
+        if not is_clone(folder):
             raise ConfigError(
                 f"{folder} is no clone of {name}", because="it is no git repository",
                 next_step=f"git clone --bare ADDRESS {name}.git, and name that",
@@ -241,10 +244,6 @@ class NextSources:
 
 def _has(revision: Revision, path: str) -> bool:
     return any(found == path or found.startswith(f"{path}/") for found in revision.files)
-
-
-def _is_repository(folder: Path) -> bool:
-    return (folder / ".git").exists() or ((folder / "HEAD").is_file() and (folder / "objects").is_dir())
 
 
 # Extensions ---------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Checks of this machine for native builds, each with a remedy; what serves is checked by `serve.preflight`.
+"""Check this machine for native builds, with a remedy for each fault; `serve.preflight` does so for serving.
 
 Every check is a pure function of its inputs; `native_checks` gathers these and runs all checks.
 """

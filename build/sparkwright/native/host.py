@@ -1,4 +1,4 @@
-"""The parts of a build that the compiling machine has to have: compilers, Python's headers, namespaces."""
+"""Find what a build needs of this machine: a compiler, Python's headers, a way to run without a network."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def isolated(argv: Sequence[str]) -> tuple[str, ...]:
     Files and processes stay shared: this keeps a build off the network, and is no sandbox. A compiler cache
     that listens on localhost cannot be used with it.
     """
-    # Only other users need a user namespace for this; in one, root's files would be shown as nobody's.
+    # Root needs no user namespace for this; in one (-r), other users' files would appear as owned by nobody.
     options = ("-n",) if os.geteuid() == 0 else ("-r", "-n")
     return ("unshare", *options, "--", *argv)
 

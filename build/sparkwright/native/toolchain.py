@@ -113,7 +113,6 @@ def prepare_toolchain(
     target: Target,
     access: Access,
     *,
-    python: Path | None = None,
     torchless: bool = False,
 ) -> Toolchain:
     """Return the toolchain for *target*; fetch, unpack and lay out its missing parts.
@@ -122,7 +121,6 @@ def prepare_toolchain(
         lock: the pin with its ``[native]`` tables.
         target: the machine and card of the build.
         access: the store and the network settings.
-        python: interpreter that CMake runs its scripts with; by default this one.
         torchless: for kernels that are not vLLM's: leave torch out, most of what is fetched, and take any
             g++ that nvcc takes, whichever vLLM's own sources want.
 
@@ -131,7 +129,7 @@ def prepare_toolchain(
         NotInStoreError: the network is off, and the store lacks a package.
         FetchError, DigestError, ArchiveError: see `sparkwright.native.packages.unpack_package`.
     """
-    recipe = _recipe(lock, target, python, torchless=torchless)
+    recipe = _recipe(lock, target, torchless=torchless)
     wanted = {**recipe.programs, **recipe.libraries}
     with task(f"toolchain for {target.machine}", total=len(wanted), unit="packages") as progress:
         folders = {}
@@ -141,12 +139,10 @@ def prepare_toolchain(
         return _toolchain(recipe, folders, _made(access.store, recipe, folders))
 
 
-def find_toolchain(
-    lock: Lock, target: Target, access: Access, *, python: Path | None = None
-) -> Toolchain | None:
+def find_toolchain(lock: Lock, target: Target, access: Access) -> Toolchain | None:
     """Return the result of `prepare_toolchain` if nothing has to be fetched or made for it, else `None`."""
     try:
-        recipe = _recipe(lock, target, python)
+        recipe = _recipe(lock, target)
     except ToolError:
         return None
     wanted = {**recipe.programs, **recipe.libraries}
@@ -158,9 +154,9 @@ def find_toolchain(
     return _toolchain(recipe, folders, place)
 
 
-def _recipe(lock: Lock, target: Target, python: Path | None, *, torchless: bool = False) -> _Recipe:
+def _recipe(lock: Lock, target: Target, *, torchless: bool = False) -> _Recipe:
     native = require_native(lock)
-    python = python or Path(sys.executable)
+    python = Path(sys.executable)
     oldest = "" if torchless else native.oldest_gxx
     compiler, headers = find_compiler(target, oldest), find_python_headers(python)
     return _Recipe(native, target, python, compiler, headers, torchless=torchless)
@@ -181,7 +177,7 @@ def _made(store: Store, recipe: _Recipe, folders: Mapping[str, Path]) -> Path:
         with store.scratch() as scratch:
             made = scratch / "made"
             made.mkdir()
-            make_farm(
+            make_toolkit(
                 made / "cuda",
                 programs=_toolkit_roots(recipe, recipe.programs, folders),
                 libraries=_toolkit_roots(recipe, recipe.libraries, folders),
@@ -291,7 +287,7 @@ _PROGRAMS = ("bin/nvcc", "bin/ptxas", "bin/cudafe++", "bin/fatbinary", "nvvm/bin
 _NO_COPY = frozenset({errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOTSUP})
 
 
-def make_farm(
+def make_toolkit(
     folder: Path,
     *,
     programs: Iterable[Path],
@@ -300,7 +296,7 @@ def make_farm(
     stand_ins: Iterable[str],
     cc: Path,
 ) -> None:
-    """Lay a toolkit out in the new *folder*.
+    """Lay out a CUDA toolkit in the new *folder*.
 
     Args:
         folder: the new folder.

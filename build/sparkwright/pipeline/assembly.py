@@ -20,9 +20,9 @@ from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.proofs import wants_proof
 from sparkwright.pipeline.record import expectation, version_of, wheel_record
 from sparkwright.pipeline.state import Binaries, BuildState, FoundWheel, require
-from sparkwright.wheel.assemble import BinarySource
-from sparkwright.wheel.kernels import SlimPlan
-from sparkwright.wheel.source import StockWheel
+from sparkwright.wheel.assemble import AssemblyPlan, BinarySource, assemble
+from sparkwright.wheel.kernels import SlimPlan, kernels_record
+from sparkwright.wheel.source import StockWheel, open_source
 
 # Part of the key: raised when the choice below changes for the same inputs.
 _RULES = 2
@@ -70,8 +70,6 @@ def _all_there(job: Job, state: BuildState) -> bool:
 
 def _choose(job: Job, state: BuildState) -> Binaries:
     from sparkwright.native.elf import honest_platform
-    from sparkwright.wheel.kernels import kernels_record
-    from sparkwright.wheel.source import open_source
 
     members = {spec.member: name for name, spec in require(job.native).extensions.items()}
     compiled = {
@@ -204,8 +202,6 @@ class Assemble:
         return True
 
     def make(self, job: Job, state: BuildState) -> None:
-        from sparkwright.wheel.assemble import AssemblyPlan, assemble
-
         plan = AssemblyPlan(
             upstream_wheel=job.fetch_stock_wheel(),
             upstream_sha256=job.stock_wheel.sha256,
@@ -275,7 +271,6 @@ class Audit:
 
 def _binary_arguments(job: Job, state: BuildState) -> dict[str, Any]:
     """Return the arguments of an `AssemblyPlan` that concern binaries; none for upstream's kernels."""
-    from sparkwright.wheel.assemble import BinarySource
     from sparkwright.wheel.rewrite import deflated_in
     from sparkwright.wheel.sbom import COMPILED
 

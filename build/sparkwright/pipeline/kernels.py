@@ -79,7 +79,8 @@ class GatherSources:
         missing = {name: source.missing for name, source in found.items() if source.missing}
         job.store.put_record(_TRIED, self.key(job, state) or "", {"at": time.time(), "missing": missing})
         if job.options.require_native and (lost := _lost(_pin(job), found)):
-            absent = [name for name in missing if _pin(job).sources[name].paths]
+            needed = {source.name for name in lost for source in _sources_of(_pin(job), name, found)}
+            absent = [name for name in missing if name in needed and _pin(job).sources[name].paths]
             raise MissingSourceError(
                 f"{', '.join(lost)} cannot be compiled",
                 because="; ".join(sorted(set(lost.values()))),
@@ -141,8 +142,7 @@ class PrepareToolchain:
 
     def key(self, job: Job, state: BuildState) -> str | None:
         del state
-        asked = [job.options.platform, ""]  # where another toolkit could be named: keys stay what they were
-        return digest_of([to_builtins(_pin(job).toolkit), job.spec.lock.release.torch, asked])
+        return digest_of([to_builtins(_pin(job).toolkit), job.spec.lock.release.torch, job.options.platform])
 
     def find(self, job: Job, state: BuildState) -> bool:
         from sparkwright.native.toolchain import find_toolchain
@@ -278,8 +278,6 @@ def _nothing_for(job: Job) -> str:
 
 def inputs_of(job: Job, state: BuildState) -> Inputs:
     """Return the inputs of the compiled code: merged tree, sources with their carries, toolchain."""
-    from sparkwright.native.model import Inputs
-
     report = require(state.report)
     patched = {source.name: source.tree for source in report.sources}
     sources = {
@@ -293,8 +291,6 @@ def inputs_of(job: Job, state: BuildState) -> Inputs:
 
 def builder_of(job: Job) -> Builder:
     """Return the builder with the user's options."""
-    from sparkwright.native.build import Builder
-
     return Builder(
         store=job.store,
         repository=job.repository,

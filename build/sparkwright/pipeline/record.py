@@ -155,8 +155,6 @@ def expectation(
         links: what the merged tree has as links, and
         compiled: its binaries in the store; all as for `Expectation`.
     """
-    from sparkwright.wheel.binaries import Expectation
-
     return Expectation(
         upstream_wheel=job.fetch_stock_wheel(),
         artifact=job.stock_wheel,
@@ -183,7 +181,6 @@ def native_expectation(
             packages.
     """
     from sparkwright.native.inspection import find_surroundings, inspector_of, surroundings_of
-    from sparkwright.wheel.binaries import NativeExpectation
 
     native = job.spec.lock.native
     if native is None:

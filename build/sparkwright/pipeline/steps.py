@@ -1,4 +1,4 @@
-"""Every step from a build spec to a published wheel, in order; the first two lead to the merged tree."""
+"""The steps from a build spec to a published wheel, in order; those up to `Merge` lead to the merged tree."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparkwright.pipeline.state import BuildState, require
 
 
 class Step(Protocol):
-    """One step; see the module's text."""
+    """A step: `find` takes its result from the store, `make` makes it; both must decide alike."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Make the Python environment in which probes run, and write the source trees that they import.
+"""Make the Python environment of probes, and the folders of vLLM's files that they import.
 
 Probes import vLLM's own modules, which want torch and a dozen other packages. Those live in an
 environment of their own, made once and kept in the store, so that the tool itself stays small. Trees are
@@ -200,7 +200,7 @@ def _take_over_bytecode(store: Store, old: Path, new: Path, differing: set[str])
 
 
 def fingerprint(folder: Path) -> str:
-    """Return a digest of path and mode, and but for folders of size and time of change, below *folder*."""
+    """Return a digest of paths and modes below *folder*, and of each file's size and time of change."""
     found = []
     for parent, folders, names in os.walk(folder):
         folders.sort()

@@ -34,16 +34,16 @@ class UpstreamSource(Protocol):
     """Somewhere that upstream's files come from."""
 
     def pristine(self, lock: Lock) -> Pristine:
-        """Return Upstream's files at the pinned release."""
+        """Return upstream's files at the pinned release."""
 
     def known(self, lock: Lock) -> Pristine | None:
         """Return what `pristine` would give, if the store holds it; nothing is fetched or written."""
 
     def commit(self, commit: str, git: str) -> Pristine:
-        """Return Upstream's files at any *commit*, with its history; from *git* where this has none."""
+        """Return upstream's files at any *commit*, with its history; from *git* where this has none."""
 
     def release(self, version: str, *, sha256: str | None = None) -> Pristine:
-        """Return Upstream's files at another release, whose sdist has the digest *sha256* if one is given."""
+        """Return upstream's files at another release, whose sdist has the digest *sha256* if one is given."""
 
     def wheel(self, lock: Lock, machine: str) -> Path:
         """Return upstream's wheel of the pinned release for *machine*, verified by its digest."""
@@ -74,6 +74,11 @@ def open_source(spec: str, access: Access) -> UpstreamSource:
             f"there is no source {spec!r}", because=error.because,
             next_step="give index, git, the address of a repository, or a folder that exists",
         ) from error  # fmt: skip
+
+
+def is_clone(folder: Path) -> bool:
+    """Tell if *folder* is a git repository, bare or with a work tree."""
+    return (folder / ".git").exists() or ((folder / "HEAD").is_file() and (folder / "objects").is_dir())
 
 
 @dataclass(frozen=True)
@@ -237,7 +242,7 @@ class FolderSource:
     path: Path
 
     def pristine(self, lock: Lock) -> Pristine:
-        """Return Upstream's files at the pinned release, in whichever form the folder has them.
+        """Return upstream's files at the pinned release, in whichever form the folder has them.
 
         A repository gives the pinned commit with the history that it has, a folder with the sdist that, by
         its digest.
@@ -249,14 +254,14 @@ class FolderSource:
         """
         if lock.sdist is None:
             return require_tree(lock, self.commit(lock.release.commit, lock.release.git))
-        if self._is_repository():
+        if is_clone(self.path):
             return self._from_repository(lock)
         if (self.path / lock.sdist.filename).is_file():
             return self._from_sdist(lock.sdist)
         raise FetchError(
             f"{self.path} holds no {PROJECT}",
             because=f"it is no repository, and has no {lock.sdist.filename}",
-            next_step="give a clone, or a folder with the release's files",
+            next_step="give a clone, or a folder with that file",
         )
 
     def known(self, lock: Lock) -> Pristine | None:
@@ -268,7 +273,7 @@ class FolderSource:
         if lock.sdist is None:
             known = len(commit) == _FULL_ID and repository.has(commit)
             return require_tree(lock, self._of_commit(commit)) if known else None
-        if self._is_repository():
+        if is_clone(self.path):
             here = len(commit) == _FULL_ID and self.access.store.find_record(
                 _FETCHED, self._fetched_key(lock)
             )
@@ -290,7 +295,7 @@ class FolderSource:
         repository = self.access.repository
         if repository.has(commit) and (found := self._of_commit(commit)).history:
             return found
-        if not self._is_repository():
+        if not is_clone(self.path):
             return GitSource(self.access).commit(commit, git)
         fetch(repository, str(self.path), [check_object_id(commit)], depth=_WHOLE_HISTORY)
         repository.keep(upstream_ref(commit), commit)
@@ -316,10 +321,6 @@ class FolderSource:
             return adopt_copy(self.access.store, path, artifact)
         otherwise = f", or put that file into {self.path}"
         return fetch_artifact(self.access.store, artifact, self.access.settings, otherwise=otherwise)
-
-    def _is_repository(self) -> bool:
-        bare = (self.path / "HEAD").is_file() and (self.path / "objects").is_dir()
-        return bare or (self.path / ".git").exists()
 
     def _from_repository(self, lock: Lock) -> Pristine:
         repository, commit = self.access.repository, lock.release.commit

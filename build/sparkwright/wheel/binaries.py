@@ -22,7 +22,6 @@ from sparkwright.wheel.archive import Archive
 # Part of the keys of cached results: raised when a result would differ.
 _RULES = 2
 
-
 _THREADS = 2  # each waits for its own process, which reads hundreds of MB
 
 
