@@ -165,6 +165,10 @@ class TestEdited:
         edit(tmp_path / "edited", {"PKG-INFO": "Name: vllm\nVersion: 1.1.0\n"})
         with pytest.raises(ConfigError, match=r"of release 1\.1\.0, and 1\.2\.0 is pinned"):
             diff_folder(repository, pinned, tmp_path / "edited")
+        for text in ("Name: vllm\n", None):
+            edit(tmp_path / "edited", {"PKG-INFO": text})
+            with pytest.raises(ConfigError, match=r"states no release, and 1\.2\.0 is pinned"):
+                diff_folder(repository, pinned, tmp_path / "edited")
 
     def test_a_tree_appears_whole_or_not_at_all(self, repository, tree, tmp_path, monkeypatch):
         def half(_: Repository, __: str, folder: Path) -> None:

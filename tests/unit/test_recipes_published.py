@@ -124,6 +124,9 @@ else args=(--dtype auto); fi
 MODE=first
 case $1 in second) MODE=second;; esac
 if true; then MODE=third; more=(--seed 1); fi
+case $1 in
+  a) MODE=fourth HF_TOKEN=first ;;
+esac
 vllm serve "$MODEL" "${args[@]}" "${more[@]}" --mode $MODE
 """
 
@@ -131,8 +134,21 @@ vllm serve "$MODEL" "${args[@]}" "${more[@]}" --mode $MODE
 def test_what_a_condition_decides_sets_only_what_has_no_value() -> None:
     recipe, remarks = import_recipe(CONDITIONS)
     assert (recipe.model, recipe.flags) == ("org/m", {"max-model-len": 8, "seed": 1, "mode": "first"})
-    assert {one.what for one in remarks} == {"--enforce-eager", "--x", "--dtype", "--served-model-name"}
+    modes = {"MODE=second", "MODE=third", "MODE=fourth"}
+    options = {"--enforce-eager", "--x", "--dtype", "--served-model-name"}
+    assert {one.what for one in remarks} == options | modes
     assert {one.because for one in remarks} == {"a condition of the script decides it"}
+
+
+def test_a_server_in_a_subshell_is_one() -> None:
+    recipe, remarks = import_recipe("(cd /x && vllm serve org/m --seed 1 --port-of $(id))")
+    assert (recipe.model, recipe.flags) == ("org/m", {"seed": 1})
+    assert [one.what for one in remarks] == ["--port-of $(id)"]
+
+
+def test_a_model_that_a_condition_decides_is_said() -> None:
+    recipe, remarks = import_recipe('if [ "$1" ]; then M=a/m; else M=b/m; fi\nvllm serve $M')
+    assert (recipe.model, [one.what for one in remarks]) == ("a/m", ["M=b/m"])
 
 
 def test_a_setting_that_the_text_does_not_hold_is_left_out() -> None:

@@ -20,6 +20,8 @@ from sparkwright.engine.outcomes import normalise
     ("free 12.5GiB of 119GiB", "free 1GiB of 96GiB"),
     ("usage 95%", "usage 7%"),
     ("cannot import name 'gone_140707502265728'", "cannot import name 'gone_140707502265999'"),
+    ("EngineCore_DP0_4711 died", "EngineCore_DP0_12815 died"),
+    ("in /home/one/vllm/worker.py", "in /srv/env/vllm/worker.py"),
     ("\x1b[31mred\x1b[0m  alert", "red\nalert"),
     ("request cmpl-0123456789abcdef0123456789abcdef", "request cmpl-fedcba9876543210fedcba9876543210"),
 ])  # fmt: skip
@@ -33,6 +35,9 @@ def test_what_differs_from_run_to_run_does_not_count(one, other) -> None:
     ("KeyError: 'lm_head'", "KeyError: 'embed_tokens'"),
     ("ImportError in vllm/v1/worker.py", "ImportError in vllm/v0/worker.py"),
     ("AssertionError", "TypeError"),
+    ("no kernel cutlass_sm121_131072x128", "no kernel cutlass_sm121_262144x128"),
+    ("undefined symbol: _Z1234567foo", "undefined symbol: _Z7654321foo"),
+    ("in /srv/vllm/worker.py", "in /srv/vllm/engine.py"),
 ])  # fmt: skip
 def test_what_tells_failures_apart_stays(one, other) -> None:
     assert normalise(one) != normalise(other)

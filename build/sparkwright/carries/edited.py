@@ -112,16 +112,17 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
 
 def _require_release(folder: Path, repository: Repository, known: Mapping[str, TreeEntry]) -> None:
     """Refuse a tree of another release: all that upstream changed between them would be taken for edits."""
-    edited = folder / "PKG-INFO"
-    if edited.name not in known or not edited.is_file():
+    stated = folder / "PKG-INFO"
+    if stated.name not in known or stated.is_symlink():  # a link is refused as such
         return
-    read = (edited.read_bytes(), repository.blob(known[edited.name].blob))
-    there, wanted = (message_from_bytes(data)["Version"] for data in read)
+    read = (stated.read_bytes() if stated.is_file() else b"", repository.blob(known[stated.name].blob))
+    there, wanted = (str(message_from_bytes(data).get("Version", "")).strip() for data in read)
     if there != wanted:
+        states = f"it is of release {there}" if there else "its PKG-INFO states no release"
         raise ConfigError(
             f"{folder} is not an edited form of the pinned tree",
-            because=f"it is of release {there}, and {wanted} is pinned",
-            next_step="name the series of that release: --series",
+            because=f"{states}, and {wanted} is pinned",
+            next_step="name the series of its release by --series, or write the tree again: carry edit",
         )
 
 

@@ -21,11 +21,12 @@ _RULES = (
     (re.compile(r"\b[0-9a-f]{8}-(?:[0-9a-f]{4}-){3}[0-9a-f]{12}\b", re.IGNORECASE), "<id>"),
     (re.compile(r"\b0x[0-9a-f]+\b", re.IGNORECASE), "<address>"),
     (re.compile(r"(?:/private)?/(?:tmp|var/tmp|var/folders|dev/shm)(?:/[^\s'\":,;)\]]*)?"), "<temporary>"),
+    (re.compile(r"(?<![\w./])/(?:[\w.+@-]+/)+(?=[\w.+@-])"), "<folder>/"),  # each machine has its own
     (re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?"), "<time>"),
     (re.compile(r"\b\d\d:\d\d:\d\d(?:[.,]\d+)?\b"), "<time>"),
     (re.compile(r"\b[0-9a-f]{12,64}\b(?<![a-z]{12})", re.IGNORECASE), "<id>"),
     (re.compile(r"(?<![\w.])[-+]?\d[\d_]*(?:\.\d+)?(?:e[-+]?\d+)?(?=(?:[smuµn]?s|[KMGT]i?B|%)?\b|%)"), "#"),
-    (re.compile(r"\d{6,}"), "#"),  # an address or counter within a name; a kernel's or model's is shorter
+    (re.compile(r"(?<=_)\d{4,}\b"), "#"),  # a process or address at the end of a name; not ``sm_121``
     (re.compile(r"\s+"), " "),
 )
 _VERDICTS: dict[Verdict, Literal["passed", "failed", "undecided"]] = {

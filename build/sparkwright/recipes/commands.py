@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.recipes.shell import (
+    SECRET,
     SECRET_VALUE,
     conditional,
     expanded,
@@ -242,13 +243,18 @@ def commands_of_script(text: str, environment: Mapping[str, str]) -> Iterator[Se
             continue
         if not declares:
             used |= used_names(line)
-        if not sure and before.keys() & values.keys():
+        if not sure and (again := sorted(before.keys() & values.keys())):
             options = re.findall(r"(?<![\w-])--?[A-Za-z][\w.-]*", line)
             remarks += [
-                Remark("left out", option, "a condition of the script decides it") for option in options
+                Remark("left out", one, "a condition of the script decides it")
+                for one in options or [_shown(name, before[name]) for name in again]
             ]
             before = {name: value for name, value in before.items() if name not in values}
         (known if declares == "export" else own).update(before)
+
+
+def _shown(name: str, value: str) -> str:
+    return name if SECRET.search(name) or SECRET_VALUE.search(value) else f"{name}={value}"
 
 
 def _assignments(

@@ -275,8 +275,8 @@ def _value(word: str) -> Any:
         return word.lower() == "true"
     if re.fullmatch(r"-?\d{1,18}", word):
         return int(word)
-    if re.fullmatch(r"-?\d*\.\d+(?:e-?\d+)?", word):
-        return float(word)
+    if re.fullmatch(r"-?\d*\.\d+(?:e-?\d+)?", word) and math.isfinite(number := float(word)):
+        return number
     if word[:1] in {"{", "["}:
         try:
             found = json.loads(word)

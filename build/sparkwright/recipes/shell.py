@@ -34,7 +34,7 @@ def script_of_unit(text: str) -> str:
 
 
 def logical_lines(text: str) -> Iterator[str]:
-    """Yield the commands of a script: continued lines and arrays as one, and each behind ``&&``."""
+    """Yield the commands of a script, also those behind ``&&`` and in parentheses; arrays stay whole."""
     text = _without_heredocs(text)
     text = re.sub(r"(?m)^([ \t]*#.*?)[\\ \t\r]*$", r"\1", text)  # a comment is not continued
     text = "\n".join(map(_continued, text.split("\n")))
@@ -50,9 +50,9 @@ def logical_lines(text: str) -> Iterator[str]:
             quoted = "" if sign == quoted else quoted
         elif sign in "\"'":
             quoted = sign
-        elif depth or (sign == "(" and whole[at - 1 : at] == "="):  # an array
+        elif depth or (sign == "(" and whole[at - 1 : at] in {"=", "$"}):  # an array, or another's output
             depth += (sign == "(") - (sign == ")")
-        elif sign in ";\n" or whole[at : at + 2] == "&&" or (sign == "&" and whole[at - 1] == "&"):
+        elif sign in ";\n()" or whole[at : at + 2] == "&&" or (sign == "&" and whole[at - 1] == "&"):
             if line.strip():
                 yield line.strip()
             line = ""
