@@ -113,11 +113,7 @@ def test_it_installs_exactly_what_is_locked_and_once(store, wheel, patchsets, of
     assert (installed.python.parents[1] / "pyvenv.cfg").stat().st_mtime_ns == made, "it was not made again"
 
 
-@pytest.mark.parametrize("installer", ["uv", pytest.param("pip", marks=pytest.mark.walk)])
-def test_a_locked_override_is_installed(store, offered, tmp_path, monkeypatch, installer):
-    if installer == "pip":
-        monkeypatch.setattr("sparkwright.base.process.uv_program", lambda: "")
-        monkeypatch.setenv("PIP_FIND_LINKS", str(offered))
+def test_a_locked_override_is_installed(store, offered, tmp_path):
     plain_wheel(offered, "epsilon", "1.0", "beta>=9")
     wheel = plain_wheel(tmp_path / "d", "vllm", "0.24.0", "epsilon", tag=f"py3-none-manylinux_2_28_{MACHINE}")
     runtime = resolve_runtime(requirements_of(wheel), MACHINE, offline=True, overrides=["beta>=3"])

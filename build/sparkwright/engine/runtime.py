@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from sparkwright.base.digests import digest_of, sha256_file
-from sparkwright.base.errors import ConfigError, LockMismatchError, NotInStoreError, ProcessError, ToolError
+from sparkwright.base.errors import ConfigError, LockMismatchError, NotInStoreError, ProcessError
 from sparkwright.base.events import task
 from sparkwright.base.process import run, uv_program
 from sparkwright.engine.server.environment import content_of
@@ -48,22 +48,6 @@ def requirements_of(wheel: Path) -> tuple[str, ...]:
     return plain_requirements(message_from_bytes(metadata).get_all("Requires-Dist") or ())
 
 
-def find_uv() -> str:
-    """Return the path of uv: the one beside this interpreter, or on PATH.
-
-    Raises:
-        ToolError: it is not installed.
-    """
-    found = uv_program()
-    if not found:
-        raise ToolError(
-            "uv was not found",
-            because="it resolves runtimes, and is neither beside this interpreter nor on PATH",
-            next_step="install the extra: pip install 'sparkwright[lock]'",
-        )
-    return found
-
-
 def resolve_runtime(
     requirements: Sequence[str],
     machine: str,
@@ -99,7 +83,7 @@ def resolve_runtime(
         (folder / "overrides.txt").write_text("\n".join(overrides) + "\n", encoding="utf-8")
         try:
             run(
-                [find_uv(), *words, "--output-file", "pylock.toml", "requirements.in"],
+                [uv_program(), *words, "--output-file", "pylock.toml", "requirements.in"],
                 cwd=folder, timeout=_RESOLVE_S,
             )  # fmt: skip
         except ProcessError as error:

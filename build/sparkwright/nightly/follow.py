@@ -41,7 +41,6 @@ from sparkwright.nightly.model import (
     UpstreamTarget,
     standing_of,
 )
-from sparkwright.nightly.reachability import Reach
 from sparkwright.nightly.state import Heads, NightState, holds, red_since
 from sparkwright.pipeline import Job
 from sparkwright.pipeline.proofs import find_proof
@@ -111,7 +110,6 @@ class _Run:
         known = self.state.last_inputs() == inputs or not (targets or pulls)
         if known and not self.options.again:
             return self._night((), pulls, NightVerdict.NOTHING_NEW, started)
-        self.pin_reach = Reach(self.job.repository, self.upstream.pin.tree)
         with ProbePool(self.job.store) as pool:
             self.job = replace(self.job, pool=pool)
             found = tuple(self._target(target) for target in targets)
@@ -188,7 +186,7 @@ class _Run:
         merging = Merging(self.job, target)
         with task(f"merge onto {target.label}"):
             report = merging.report
-        judge = Judge(self.job, report, self.pin_reach)
+        judge = Judge(self.job, report, self.upstream.pin.tree)
         former = Former(self.job, old, self.state.last_target(target.kind))
         carries, all_carries = [], self.job.spec.carries
         for carry in all_carries:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from sparkwright.base.events import emit
 from sparkwright.carries import Carry
+from sparkwright.git import Repository
 from sparkwright.merge import MergeReport, Outcome, OutcomeKind
 from sparkwright.nightly.model import Judgement
-from sparkwright.nightly.reachability import Reach, reach_lost
 from sparkwright.pipeline import Job
 from sparkwright.pipeline.proofs import Trial, trial_of
 from sparkwright.pipeline.state import require
@@ -29,6 +29,7 @@ _ABSORBED = {
     ProbeVerdict.BROKEN: Judgement.BROKEN_PROBE,
 }
 _GONE = re.compile(r"cannot import name '(\w+)' from 'vllm\.")
+_CHOICE = ("vllm/config/vllm.py", b"def use_v2_model_runner", b"DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES")
 
 
 @dataclass(frozen=True)
@@ -45,17 +46,13 @@ class Judge:
 
     Attributes:
         report: the merge onto the target.
-        pin: what is reached at the pin; shared between targets, since it is read once.
+        pin: git id of the pin's tree.
     """
 
     job: Job
     report: MergeReport
-    pin: Reach
-    _target: Reach = field(init=False)
+    pin: str
     _begun: dict[str, Callable[[], Proof]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._target = Reach(self.job.repository, self.report.pristine)
 
     def begin(self, carry: Carry, touched: Sequence[str]) -> None:
         """Start the probe that `judge` of *carry* needs, where it needs one and the job has a pool."""
@@ -86,10 +83,11 @@ class Judge:
         trial = require(trial_of(self.job, self.report, carry))
         proof = self._proof(trial)
         judgement = (_MERGED if trial.in_tree else _ABSORBED)[proof.verdict]
-        if judgement is Judgement.NEEDED:
-            at_target = carry.at(self.report.version)
-            why = reach_lost(at_target, outcome.paths, self.pin, self._target, self.report.tree)
-            if why:
+        if judgement is Judgement.NEEDED and carry.at(self.report.version).spec.runner == "v1":
+            # No probe sees this: it calls the changed code itself.
+            before, after = (runners(self.job.repository, one) for one in (self.pin, self.report.pristine))
+            if "v1" in before - after:
+                why = "it is for model runner V1, and V2 is the default of every model there"
                 return Judged(Judgement.REACH_LOST, why)
         return Judged(judgement, self._reason(proof))
 
@@ -109,13 +107,37 @@ class Judge:
         """Return what *proof* rests on, after the place of a name that its probe cannot import any more."""
         text = reason_of(proof)
         gone = _GONE.search(text) if proof.verdict is ProbeVerdict.BROKEN else None
-        if gone is None or not (paths := self._target.defining(gone[1])):
+        if gone is None or not (paths := self._defining(gone[1])):
             return text
         return f"{gone[1]} is in {', '.join(paths)} now; {text}"
+
+    def _defining(self, name: str) -> list[str]:
+        """Return the files of the target's package that define *name* at their top level."""
+        word = re.escape(name.encode())
+        definition = re.compile(
+            rb"^(?:(?:async +)?def|class) +" + word + rb"\b|^" + word + rb" *[:=]", re.MULTILINE
+        )
+        repository = self.job.repository
+        return [
+            path
+            for path, entry in sorted(repository.files(self.report.pristine).items())
+            if path.startswith("vllm/") and path.endswith(".py")
+            if definition.search(repository.blob(entry.blob))
+        ]
 
     def _proof(self, trial: Trial) -> Proof:
         begun = self._begun.pop(trial.carry.name, None)
         return trial.find() or trial.prove() if begun is None else begun()
+
+
+def runners(repository: Repository, tree: str) -> frozenset[str]:
+    """Return the model runners that are some model's default: by a list of architectures, or V2 alone."""
+    path, choice, by_model = _CHOICE
+    entry = repository.files(tree, [path]).get(path)
+    text = b"" if entry is None else repository.blob(entry.blob)
+    if choice not in text:
+        return frozenset({"v1"})
+    return frozenset({"v1", "v2"} if by_model in text else {"v2"})
 
 
 def reason_of(proof: Proof) -> str:

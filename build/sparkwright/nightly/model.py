@@ -40,7 +40,7 @@ MEANINGS = {
     Judgement.WRONG: "it merges without a conflict, and the probe fails on the result",
     Judgement.NOT_ABSORBED: "upstream seems to have the change, and still has the defect",
     Judgement.BROKEN_PROBE: "the probe cannot run on one of the trees, as after a rename",
-    Judgement.REACH_LOST: "it merges and its probe passes, and the default path no longer runs that code",
+    Judgement.REACH_LOST: "it merges and its probe passes, but its model runner is no default any more",
     Judgement.NOT_JUDGED: "it has no probe, or a carry that it requires is not in the tree",
 }
 

@@ -73,7 +73,7 @@ def _make(folder: Path, python: Path, wanted: str) -> None:
     listed.write_text(wanted, encoding="utf-8")
     try:
         with task("make the environment for probes (torch and what vLLM imports; minutes, once)"):
-            make_venv(folder, pip=True)
+            make_venv(folder)
             install_packages(python, ["--requirement", listed])
     except ProcessError as error:
         raise EnvironmentSetupError(

@@ -129,11 +129,11 @@ def _make(folder: Path, python: Path, wanted: Requirements, below: Path | None) 
     over = "over that of the probes" if below is not None else f"with torch {wanted.torch}"
     try:
         with task(f"make the environment for rehearsals, {over} (minutes, once)"):
-            make_venv(folder, pip=True)
+            make_venv(folder)
             if below is not None:
                 add_below(site_packages(python), site_packages(below))
             words: list[str | Path] = ["--requirement", listed]
-            if below is not None and uv_program():
+            if below is not None:
                 words = _without_those_below(listed)
             install_packages(python, words)
     except ProcessError as error:
@@ -148,7 +148,7 @@ def _make(folder: Path, python: Path, wanted: Requirements, below: Path | None) 
 def _without_those_below(listed: Path) -> list[str | Path]:
     """Return the arguments of an installer for what *listed* requires and the environment for probes lacks.
 
-    pip finds packages that lie below by itself; uv looks at an environment's own folder alone.
+    uv looks at an environment's own folder alone.
     """
     resolved = listed.with_suffix(".resolved.txt")
     below = probes_requirements()

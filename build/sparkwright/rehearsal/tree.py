@@ -142,7 +142,7 @@ class _Layers:
             # A virtual environment cannot be renamed: killed in between, it has no record and is made again.
             remove_tree(folder)
             with task(f"install vllm {self.version} for the CPU with {len(changes)} changed files"):
-                make_venv(folder, pip=False)
+                make_venv(folder)
                 self._fill(folder, changes, like)
                 make_read_only(folder)
                 self.store.put_record(_KIND, key, {"fingerprint": fingerprint(folder)})

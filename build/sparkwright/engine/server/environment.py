@@ -168,27 +168,16 @@ def _wanted(folder: Path, wheel: Path, requirements: str) -> list[str | Path]:
 def _make(
     folder: Path, python: Path, wanted: list[str | Path], overrides: Sequence[str], *, offline: bool
 ) -> None:
-    """Create the environment and install *wanted*: by uv where it is installed, else by venv and pip."""
+    """Create the environment and install *wanted*: with uv."""
     from sparkwright.base.process import run, uv_program
 
-    if uv := uv_program():
-        cached = ["--offline"] if offline else []
-        run(
-            [uv, "venv", "--quiet", "--allow-existing", *cached, "--python", sys.executable, folder],
-            timeout=_INSTALL_S,
-        )
-        if overrides:
-            listed = folder / "overrides.txt"
-            listed.write_text("\n".join(overrides) + "\n", encoding="utf-8")
-            wanted = ["--override", listed, *wanted]
-        run(
-            [uv, "pip", "install", "--quiet", *cached, "--python", python, *wanted],
-            timeout=_INSTALL_S,
-        )
-    else:
-        run([sys.executable, "-m", "venv", folder], timeout=_INSTALL_S)
-        cached = ["--no-index"] if offline else []  # pip reads its cache only after it has asked an index
-        # The list is whole. pip knows no overrides, and takes `name[extra]` for another package than `name`.
-        cached += ["--no-deps"] if "--require-hashes" in wanted else []
-        pip: list[str | Path] = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        run([*pip, *cached, *wanted], timeout=_INSTALL_S)
+    uv, cached = uv_program(), ["--offline"] if offline else []
+    run(
+        [uv, "venv", "--quiet", "--allow-existing", *cached, "--python", sys.executable, folder],
+        timeout=_INSTALL_S,
+    )
+    if overrides:
+        listed = folder / "overrides.txt"
+        listed.write_text("\n".join(overrides) + "\n", encoding="utf-8")
+        wanted = ["--override", listed, *wanted]
+    run([uv, "pip", "install", "--quiet", *cached, "--python", python, *wanted], timeout=_INSTALL_S)
