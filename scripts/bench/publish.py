@@ -29,13 +29,13 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
 import target_kit
 
-from sparkwright.publish.pages import PublishedFile, all_pages
+from sparkwright.publish.index import PublishedFile, all_pages
 
 WHEEL = "files/vllm-0.24.0+spark.{}.aaaaaaaa-cp38-abi3-manylinux_2_28_aarch64.whl"
 PUT = """
 import sys
 from pathlib import Path
-from sparkwright.publish.addresses import open_target
+from sparkwright.publish.places import open_target
 open_target(sys.argv[1]).put_file(sys.argv[2], Path(sys.argv[3]), sys.argv[4])
 """
 BOTO = """
@@ -45,7 +45,7 @@ store.upload_file(sys.argv[2], "wheels", sys.argv[3])
 """
 OPEN = """
 import sys
-from sparkwright.publish.addresses import open_target
+from sparkwright.publish.places import open_target
 open_target(sys.argv[1]).read("absent")
 """
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_EC2_METADATA_DISABLED": "true"}

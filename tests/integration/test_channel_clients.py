@@ -13,9 +13,9 @@ from channel_kit import POLICY, ChannelWorld, now
 from static_server import Handler, served
 
 from sparkwright.base.errors import ConfigError, FetchError, NotInStoreError, TamperedError
-from sparkwright.publish import mirror as mirrors
+from sparkwright.publish import places as mirrors
 from sparkwright.publish.folder_target import FolderTarget
-from sparkwright.publish.mirror import HttpMirror, open_mirror
+from sparkwright.publish.places import HttpMirror, open_mirror
 from sparkwright.publish.trust import place_of
 from sparkwright.upstream import IndexSettings
 

@@ -9,7 +9,7 @@ from channel_kit import ChannelWorld
 from prune_kit import HOURS, SPARE, broken_links, interleaved, pruner, world_with_spare
 from test_publish_targets import empty
 
-from sparkwright.publish.addresses import open_target
+from sparkwright.publish.places import open_target
 from sparkwright.publish.target import Target
 
 KINDS = ("folder", "s3")

@@ -14,9 +14,8 @@ from channel_kit import POLICY, ChannelWorld, now
 from test_publish_targets import credentials
 
 from sparkwright.base.errors import TamperedError
-from sparkwright.publish.addresses import open_target
-from sparkwright.publish.mirror import open_mirror
 from sparkwright.publish.offer import requirements
+from sparkwright.publish.places import open_mirror, open_target
 from sparkwright.upstream import IndexSettings
 
 OLD, NEW = "0.24.0+spark.9.ffffffff", "0.24.0+spark.10.10000001"

@@ -15,7 +15,7 @@ import pytest
 from wheelkit import sha256
 
 from sparkwright.base.errors import LostRaceError, PublishError, TamperedError
-from sparkwright.publish.addresses import open_target
+from sparkwright.publish.places import open_target
 from sparkwright.publish.target import Target
 
 WHEEL = "files/ab/vllm-0.24.0+spark.3.aaaaaaaa-cp38-abi3-manylinux_2_28_aarch64.whl"
@@ -177,7 +177,7 @@ def test_paths_that_lead_elsewhere_are_refused(address: str, wheel: Path, path: 
 _PUBLISHER = """
 import sys
 from sparkwright.base.errors import LostRaceError
-from sparkwright.publish.addresses import open_target
+from sparkwright.publish.places import open_target
 address, path, who, rounds = sys.argv[1:]
 target, won, lost = open_target(address), 0, 0
 while won < int(rounds):

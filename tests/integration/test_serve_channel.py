@@ -9,8 +9,8 @@ from channel_kit import ChannelWorld, small_wheel
 from static_server import served
 
 from sparkwright.base.errors import ConfigError, DigestError, UnknownNameError, UntrustedKeyError
-from sparkwright.publish.mirror import open_mirror
 from sparkwright.publish.offer import open_channel
+from sparkwright.publish.places import open_mirror
 from sparkwright.store import Store
 from sparkwright.upstream import read_settings
 

@@ -16,8 +16,7 @@ from sparkwright.cli.main import main
 from sparkwright.companion.wheel import write_companion
 from sparkwright.engine.environment import Environment, OfferedWheel, Sources, plan_environment
 from sparkwright.engine.flashinfer import CUBIN
-from sparkwright.publish.candidate import gather
-from sparkwright.publish.evidence import require_evidence
+from sparkwright.publish.evidence import gather, require_evidence
 from sparkwright.publish.offer import open_channel
 from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.recipes import Recipe

@@ -9,9 +9,8 @@ from pathlib import Path
 import wheelkit
 
 from sparkwright.base.digests import sha256_bytes
-from sparkwright.publish.candidate import Candidate
 from sparkwright.publish.channel import ChannelState
-from sparkwright.publish.evidence import attach, require_evidence
+from sparkwright.publish.evidence import Candidate, attach, require_evidence
 from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.index import describe
 from sparkwright.publish.keys import published_root

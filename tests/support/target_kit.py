@@ -21,7 +21,7 @@ from kit import Recorder
 
 from sparkwright.base.errors import UploadError
 from sparkwright.base.ports import free_port
-from sparkwright.publish.addresses import open_target
+from sparkwright.publish.places import open_target
 from sparkwright.upstream.settings import IndexSettings
 
 SECRET = "secret-of-the-test"  # noqa: S105 - it opens nothing

@@ -21,7 +21,7 @@ from sparkwright.base.errors import (
     UntrustedKeyError,
 )
 from sparkwright.publish import lease
-from sparkwright.publish.candidate import Candidate
+from sparkwright.publish.evidence import Candidate
 from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.index import describe
 

@@ -9,8 +9,8 @@ from channel_kit import POLICY, ChannelWorld, now
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import PublishError, TamperedError
-from sparkwright.publish.candidate import Candidate, gather
 from sparkwright.publish.channel import ChannelState
+from sparkwright.publish.evidence import Candidate, gather
 from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.index import describe
 from sparkwright.publish.offer import requirements

@@ -1,4 +1,4 @@
-"""Global options stand anywhere on a command line, and are refused where they mean nothing."""
+"""A command has the global options that mean something to it, and names them."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -45,8 +45,8 @@ def run(*words: str, variables: dict[str, str] | None = None) -> Any:
     return json.loads(result.output)
 
 
-@pytest.mark.parametrize("place", range(4))
-def test_they_stand_anywhere(place: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", [2, 3])
+def test_they_stand_anywhere_behind_the_command(place: int, tmp_path: Path) -> None:
     words = ["inner", "all", "word"]
     words[place:place] = [
         "--offline",
@@ -75,16 +75,15 @@ def test_a_value_and_what_follows_two_dashes_are_left_alone() -> None:
 def test_the_command_line_goes_before_a_variable_and_the_last_word_before_others() -> None:
     variables = {"SPARKWRIGHT_STORE_URL": "https://variable", "SPARKWRIGHT_OFFLINE": "1"}
     assert run("inner", "all", variables=variables)["store_url"] == "https://variable"
-    found = run("--store", "one", "inner", "all", "--store", "two", variables=variables)
+    found = run("inner", "all", "--store", "one", "--store", "two", variables=variables)
     assert (found["store_url"], found["offline"]) == ("two", True)
-    assert run("--store", "one", "inner", "all", variables=variables)["store_url"] == "one"
 
 
-@pytest.mark.parametrize("words", [("--json", "inner", "none"), ("inner", "none", "--json")])
+@pytest.mark.parametrize("words", [("--json", "inner", "none"), ("inner", "none", "--series", "1")])
 def test_one_that_means_nothing_is_refused(words: Sequence[str]) -> None:
     result = CliRunner().invoke(program, words)
     assert result.exit_code == 2
-    assert "--json means nothing to 'program inner none'." in result.output
+    assert "No such option" in result.output
     variables = {"SPARKWRIGHT_STORE_URL": "https://variable"}
     assert CliRunner(env=variables).invoke(program, ["inner", "none", "-q", "--offline"]).exit_code == 0
 

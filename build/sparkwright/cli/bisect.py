@@ -220,19 +220,18 @@ def _status(session: Session) -> Result:
         }
         for folder, state in states
     ]
-    parts: list[Part] = [] if states else ["no bisection was started in this checkout"]
-    for folder, state in states:
-        problem = state.problem
-        parts.append(f"{folder.name}  {problem.start} → {problem.end}, judged by {problem.judge}")
-        if state.result is not None:
-            told = headline(problem, state.result)
-        elif state.refused is not None:
-            told = f"refused: {state.refused}"
-        else:
-            following = ", ".join(state.next or ()) or "the end without changes"
-            told = f"not ended; next: {following}"
-        parts += [f"  {told}", f"  {state.evaluations} evaluations, {human_seconds(state.seconds)}"]
-    return Result(described, parts)
+    rows = [
+        (
+            folder.name,
+            f"{state.problem.start} → {state.problem.end}",
+            state.problem.judge,
+            f"{state.evaluations} in {human_seconds(state.seconds)}",
+            headline(state.problem, state.result) if state.result else str(state.refused or "not ended"),
+        )
+        for folder, state in states
+    ]
+    table = Table(("id", "ends", "judge", "evaluations", "result"), rows)
+    return Result(described, [table if rows else "no bisection was started in this checkout"])
 
 
 def _finished(folder: Path, problem: SearchProblem, result: SearchResult) -> Result:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import click
@@ -100,7 +100,7 @@ def new(
         if not patch:
             raise PatchError(f"{folder} holds no change", because="every file is as in the pinned tree")
         carry = create_own(session.checkout.carries, Draft(name, title, why), session.checkout.lock, patch)
-        taken = list(_patch(patch))
+        taken = list(_changed(patch))
     if spec is not None:
         write_atomically(patchset, with_carry(patchset.read_text("utf-8"), carry.name, spec).encode())
     series = "" if session.checkout.is_default else f" --series {session.checkout.series}"
@@ -160,27 +160,16 @@ def _commits(found: ResolvedPull) -> Iterator[Part]:
         yield "", "if the request's page shows fewer, it is against another branch: name it with --base"
 
 
-def _patch(patch: bytes) -> Iterator[Part]:
-    """Yield the files that a patch changes."""
+def _files(paths: Iterable[str]) -> Iterator[Part]:
+    named = sorted(paths)
+    yield "files", len(named)
+    yield from _some(named)
+
+
+def _changed(patch: bytes) -> Iterator[Part]:
     from sparkwright.carries import parse_patch
 
-    return _files(
-        {
-            file.path: (
-                sum(len(one.added) for one in file.hunks),
-                sum(len(one.removed) for one in file.hunks),
-            )
-            for file in parse_patch(patch, name="the change").files
-        }
-    )
-
-
-def _files(counts: Mapping[str, tuple[int, int] | None]) -> Iterator[Part]:
-    yield "files", len(counts)
-    lines = {
-        path: "binary" if found is None else f"+{found[0]} -{found[1]}" for path, found in counts.items()
-    }
-    yield from _some([f"{path}  {text}" for path, text in sorted(lines.items())])
+    return _files(file.path for file in parse_patch(patch, name="the change").files)
 
 
 def _some(lines: Sequence[str]) -> Iterator[Part]:
@@ -357,4 +346,4 @@ def _refresh_own(session: Session, job: Job, carry: Carry, folder: Path | None) 
     written = next(entry for entry in revision.spec.revision if entry.release == lock.release.version)
     wrote = ("wrote", carry.folder / written.patch)
     hint = session.hint(f"sparkwright carry prove {carry.name}")
-    return Result(to_builtins(written), [*_patch(patch), wrote, hint])
+    return Result(to_builtins(written), [*_changed(patch), wrote, hint])

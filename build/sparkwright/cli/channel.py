@@ -2,31 +2,78 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import click
 
 from sparkwright.base.text import human_size
 from sparkwright.cli.channel_key import key
-from sparkwright.cli.channel_place import (
-    now,
-    open_place,
-    policy_of,
-    reading_options,
-    signing_options,
-    target_option,
-)
 from sparkwright.cli.globals import Group
+from sparkwright.cli.options import reading_options, together
 from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_read_only
 from sparkwright.publish import dist_folder
 from sparkwright.publish.channel import ChannelState
+from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.promote import ChannelPublisher
+from sparkwright.publish.target import Target
 from sparkwright.publish.verification import WheelChoice
+
+R = TypeVar("R")
 
 _NAME = click.argument("channel", metavar="NAME")
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+
+
+_TARGET = click.option(
+    "--target",
+    default="",
+    envvar="SPARKWRIGHT_TARGET",
+    metavar="ADDRESS",
+    help="A folder, file:// or s3://; the folder published/ beside the wheels by default.",
+)
+_ADOPT = click.option(
+    "--adopt",
+    is_flag=True,
+    help="Build on a channel that no trusted key signed, or of a date to come, once you looked at it.",
+)
+
+
+def _signing(function: Callable[..., R]) -> Callable[..., R]:
+    """Add ``--target`` and ``--adopt``; *function* gets a ``publisher`` in their place."""
+
+    @functools.wraps(function)
+    def wrapper(session: Session, *, target: str, adopt: bool, **arguments: Any) -> R:
+        from sparkwright.publish.trust import default_trust
+
+        publisher = ChannelPublisher(_open_place(session.checkout.folder, target), default_trust(), adopt)
+        return function(session, publisher=publisher, **arguments)
+
+    return together(_TARGET, _ADOPT)(wrapper)
+
+
+def _open_place(root: Path, address: str) -> Target:
+    """Return the target at *address*, by default the folder ``published/`` beside the wheels.
+
+    Raises:
+        ConfigError: it is no address of a target.
+    """
+    from sparkwright.publish.places import open_target
+
+    return open_target(address or str(dist_folder(root).absolute() / "published"))
+
+
+def _policy_of(session: Session, channel: str) -> ChannelPolicy:
+    """Return the policy of *channel* in the checkout; see `load_policy`."""
+    from sparkwright.publish.channel import require_channel_name
+    from sparkwright.publish.policy import POLICY_FILE, load_policy
+
+    return load_policy(session.checkout.patchsets / POLICY_FILE, require_channel_name(channel))
 
 
 @click.group("channel", cls=Group)
@@ -41,18 +88,17 @@ command.add_command(key)
 @click.argument("wheels", metavar="WHEEL...", nargs=-1, required=True, type=_FILE)
 @click.option("--to", "channel", required=True, metavar="NAME", help="Such as nightly, candidate or stable.")
 @run_read_only
-@signing_options
+@_signing
 def promote(
     session: Session, *, publisher: ChannelPublisher, wheels: tuple[Path, ...], channel: str
 ) -> Result:
     """List each WHEEL in a channel, if it has the evidence that the channel's policy requires."""
-    from sparkwright.publish.candidate import gather
-    from sparkwright.publish.evidence import FOLDER
+    from sparkwright.publish.evidence import FOLDER, gather
 
-    policy, before = policy_of(session, channel), publisher.read(channel)
+    policy, before = _policy_of(session, channel), publisher.read(channel)
     evidence, patchsets = dist_folder(session.checkout.folder).absolute() / FOLDER, session.checkout.patchsets
     found = [gather(wheel.absolute(), channel, policy, evidence, patchsets) for wheel in wheels]
-    state = [publisher.promote(channel, candidate, policy, now()) for candidate in found][-1]
+    state = [publisher.promote(channel, candidate, policy, datetime.now(UTC)) for candidate in found][-1]
     if before and before.state == state:
         return _changed(publisher, state, f"{channel} lists {', '.join(one.name for one in wheels)} already")
     return _changed(publisher, state)
@@ -63,33 +109,35 @@ def promote(
 @click.option("--to", type=click.IntRange(min=1), metavar="N", help="The generation to go back to.")
 @click.option("--reason", default="", help="Of the yank; readers see it.")
 @run_read_only
-@signing_options
+@_signing
 def rollback(
     session: Session, *, publisher: ChannelPublisher, channel: str, to: int | None, reason: str
 ) -> Result:
     """Take the content of an earlier generation of NAME as a new one, and yank what it lacks."""
-    policy, reason = policy_of(session, channel), reason or f"taken back from {channel}"
-    return _changed(publisher, publisher.rollback(channel, policy, now(), to=to, reason=reason))
+    policy, reason = _policy_of(session, channel), reason or f"taken back from {channel}"
+    return _changed(publisher, publisher.rollback(channel, policy, datetime.now(UTC), to=to, reason=reason))
 
 
 @command.command("renew")
 @_NAME
 @run_read_only
-@signing_options
+@_signing
 def renew(session: Session, *, publisher: ChannelPublisher, channel: str) -> Result:
     """Sign NAME again, with the same wheels, by the present key and with a new expiry."""
-    return _changed(publisher, publisher.renew(channel, policy_of(session, channel), now()))
+    return _changed(publisher, publisher.renew(channel, _policy_of(session, channel), datetime.now(UTC)))
 
 
 @command.command("prune")
 @run_read_only
-@signing_options
+@_signing
 def prune(session: Session, *, publisher: ChannelPublisher) -> Result:
     """Remove wheels and generations that channels keep no longer, by patchsets/channels.toml."""
     from sparkwright.publish.policy import POLICY_FILE, load_policies
     from sparkwright.publish.prune import Pruner
 
-    report = Pruner(publisher, load_policies(session.checkout.patchsets / POLICY_FILE), now()).prune()
+    report = Pruner(
+        publisher, load_policies(session.checkout.patchsets / POLICY_FILE), datetime.now(UTC)
+    ).prune()
     freed = human_size(sum(report.removed.values()))
     return Result(
         {"dropped": report.dropped, "removed": report.removed, "kept": report.kept},
@@ -104,7 +152,7 @@ def prune(session: Session, *, publisher: ChannelPublisher) -> Result:
 @command.command("show")
 @click.argument("channel", metavar="[NAME]", default="")
 @click.option("--history", is_flag=True, help="Every generation of NAME that is kept, the newest first.")
-@target_option
+@_TARGET
 @reading_options
 def show(*, channel: str, history: bool, target: str, offline: bool) -> Result:
     """Show the channels of a target, or the wheels of NAME; every digest is checked, and no signature."""
@@ -116,7 +164,7 @@ def show(*, channel: str, history: bool, target: str, offline: bool) -> Result:
     del offline
     if history and not channel:
         raise click.UsageError("--history is of one channel: give its NAME.")
-    place = open_place(Path(), target)
+    place = _open_place(Path(), target)
     names = [require_channel_name(channel)] if channel else channel_names(place)
     states = [read_unverified(place.read, name, place_of(place, name)).state for name in names]
     if channel and not history:
@@ -161,9 +209,9 @@ def verify(*, place: str, wheel: Path | None, requirements: Path | None, offline
 
     from sparkwright.base.digests import sha256_file
     from sparkwright.publish.folder_target import FolderTarget
-    from sparkwright.publish.mirror import open_mirror
     from sparkwright.publish.offer import newest_fitting
     from sparkwright.publish.offer import requirements as requirements_of
+    from sparkwright.publish.places import open_mirror
     from sparkwright.publish.trust import default_trust
     from sparkwright.publish.verification import require_listed, verify_channel
     from sparkwright.store import storing, write_atomically
@@ -180,6 +228,7 @@ def verify(*, place: str, wheel: Path | None, requirements: Path | None, offline
             write_atomically(requirements, text)
     names, read = ([file.filename for file in files] for files in (state.files, verified.wheels))
     install = f"uv pip install --require-hashes -r {requirements}" if requirements else ""
+    hidden = bool(install and urlsplit(place).username)
     return Result(
         {
             "channel": channel, "generation": state.generation, "digest": state.digest,
@@ -192,6 +241,7 @@ def verify(*, place: str, wheel: Path | None, requirements: Path | None, offline
             ("expires", state.expires),
             ("wheel", f"{listed.filename} is a wheel of {channel}" if listed else ""),
             ("wheels", "" if listed else f"{len(read)} of {len(names)} read"),
+            ("note", f"{requirements} has no password: put it into ~/.netrc, which pip and uv read" * hidden),
             ("next", install),
         ],
     )  # fmt: skip

@@ -9,8 +9,8 @@ from typing import Any
 import click
 
 from sparkwright.base.errors import UnknownNameError
-from sparkwright.cli.channel_place import reading_options
-from sparkwright.cli.globals import Group, takes
+from sparkwright.cli.globals import Group
+from sparkwright.cli.options import reading_options
 from sparkwright.cli.result import Result, Table
 from sparkwright.publish.keys import ChannelKeys
 from sparkwright.publish.roots import ChannelRoot
@@ -25,8 +25,7 @@ def key() -> None:
 
 @key.command("show")
 @_NAME
-@takes("as_json")
-def show(channel: str, **_: bool) -> Result:
+def show(channel: str) -> Result:
     """Show this machine's key for channel NAME, and its root; both are made on first use."""
     from sparkwright.publish.keys import load_publisher
 
@@ -47,12 +46,10 @@ def show(channel: str, **_: bool) -> Result:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="The key that --split moved away, where this machine's may not sign roots, or is lost.",
 )
-@takes("as_json")
-def rotate(channel: str, *, split: Path | None, as_json: bool, **options: Any) -> Result:
+def rotate(channel: str, *, split: Path | None, **options: Any) -> Result:
     """Replace this machine's key for channel NAME by a new one, which the present one signs."""
     from sparkwright.publish.keys import rotate_key
 
-    del as_json
     if split is not None and any(options.values()):
         raise click.UsageError("--split excludes --revoke and --roots-key.")
     keys = rotate_key(_home(channel), split=split, **options)
@@ -75,7 +72,7 @@ def pin(*, place: str, digest: str, offline: bool) -> Result:
     """
     if not re.fullmatch("[0-9a-fA-F]{64}", digest):
         raise click.BadParameter("a SHA-256 has 64 hexadecimal digits", param_hint="--digest")
-    from sparkwright.publish.mirror import open_mirror
+    from sparkwright.publish.places import open_mirror
     from sparkwright.publish.trust import default_trust
     from sparkwright.upstream import read_settings
 

@@ -38,11 +38,6 @@ _OPEN = " (not compiled ahead: its arguments are not known)"
 @click.option(
     "--platform", default=DEFAULT_PLATFORM, show_default=True, help="The machine that the wheel is for."
 )
-@click.option(
-    "--python",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Interpreter with torch, for FlashInfer's generators; the environment for probes by default.",
-)
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Most compilers at once.")
 @click.option("--keep-going", "-k", is_flag=True, help="Compile the other units when one fails.")
 @out_option
@@ -56,7 +51,6 @@ def command(
     modules: tuple[str, ...],
     arch: str,
     platform: str,
-    python: Path | None,
     jobs: int | None,
     keep_going: bool,
     out: Path | None,
@@ -70,6 +64,7 @@ def command(
         return _list(session, arch, recipes, modules)
     from sparkwright.companion.build import CompanionJob
     from sparkwright.companion.make import make_companion
+    from sparkwright.probe.environment import prepare_environment  # the one with torch
 
     spec = _spec(session)
     target = _target(session, platform, arch)
@@ -80,7 +75,7 @@ def command(
         spec=spec,
         target=target,
         modules=chosen,
-        python=python.absolute() if python else _generators(session),
+        python=prepare_environment(session.store, offline=session.offline),
         logs=session.checkout.folder / WORK / "companion",
         jobs=jobs,
         keep_going=keep_going,
@@ -174,13 +169,6 @@ def _target(session: Session, platform: str, arch: str) -> Target:
     from sparkwright.native.model import Target
 
     return Target(platform, arch or require_native(session.checkout.lock).arch)
-
-
-def _generators(session: Session) -> Path:
-    """Return an interpreter with torch: that of the environment for probes, made if it is missing."""
-    from sparkwright.probe.environment import prepare_environment
-
-    return prepare_environment(session.store, offline=session.offline)
 
 
 def companion_parts(report: CompanionAudit) -> Iterator[Part]:

@@ -6,10 +6,8 @@ import contextlib
 import os
 import platform
 import shutil
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -39,10 +37,10 @@ _INDEX_REMEDY = "check pip's index-url and extra-index-url"
 )
 @click.option("--python", type=click.Path(path_type=Path), help="The interpreter whose vLLM serves RECIPE.")
 @SIDECARS
-@taking("series")
-@takes("root", "store_url", "offline", "as_json")
+@taking("series", "root", "store_url")
+@takes("offline")
 def command(
-    *, recipe: str, use: str, wheel: Path | None, python: Path | None, sidecars_gib: float, **common: Any
+    *, recipe: str, use: str, wheel: Path | None, python: Path | None, sidecars_gib: float, offline: bool
 ) -> Result:
     """Check that this machine has what is needed, or that RECIPE would start on it and the machine survive.
 
@@ -61,7 +59,7 @@ def command(
             recipe=chosen,
             python=python,
             wheel=wheel,
-            environment={**os.environ, **({"HF_HUB_OFFLINE": "1"} if common["offline"] else {})},
+            environment={**os.environ, **({"HF_HUB_OFFLINE": "1"} if offline else {})},
             sidecars_gib=sidecars_gib,
             ask=ask_options(),
             lacks=_lacking(chosen, wheel) if wheel and not python else (),
@@ -69,13 +67,11 @@ def command(
         )
     )
     budget = [(row.part, _gib(row.gib, row.low, row.high), row.source) for row in report.rows]
-    found = [(one.level, one.check, one.what, one.because, one.next_step) for one in report.findings]
-    table = Table(("level", "check", "found", "because", "next"), found)
+    found = [asdict(one) for one in report.findings]
+    columns = {"level": "level", "check": "check", "found": "what", "because": "because", "next": "next_step"}
+    table = Table.of(found, columns)
     return Result(
-        {
-            "findings": [asdict(one) for one in report.findings],
-            "memory": [asdict(row) for row in report.rows],
-        },
+        {"findings": found, "memory": [asdict(row) for row in report.rows]},
         [Table(("part", "GiB", "from"), budget), table if found else "nothing speaks against a start"],
         refusal(report.findings),
     )
@@ -99,14 +95,13 @@ def _gib(gib: float | None, low: float | None, high: float | None) -> str:
 @run_in_session
 def _check_machine(session: Session) -> Result:
     findings = [
-        _python(),
         _git(),
         _disk(session),
         _index(session),
         MachineCheck("machine", "pass", f"{platform.machine()}, {platform.system()} {platform.release()}"),
         *_native(session),
     ]
-    rows = [(one.what, one.verdict, one.detail, one.remedy) for one in findings]
+    described = [asdict(one) for one in findings]
     failure = None
     if failed := [one for one in findings if one.verdict == "fail"]:
         failure = ToolError(
@@ -114,14 +109,8 @@ def _check_machine(session: Session) -> Result:
             because="; ".join(f"{one.what}: {one.detail}" for one in failed),
             next_step="; ".join(one.remedy for one in failed if one.remedy),
         )
-    table = Table(("what", "verdict", "found", "remedy"), rows)
-    return Result([asdict(one) for one in findings], [table], failure)
-
-
-def _python() -> MachineCheck:
-    good, found = sys.version_info >= (3, 11), f"{platform.python_version()} (3.11 or newer)"
-    remedy = "" if good else "install Python 3.11 or newer, and create the environment again"
-    return MachineCheck("python", "pass" if good else "fail", found, remedy)
+    columns = {"what": "what", "verdict": "verdict", "found": "detail", "remedy": "remedy"}
+    return Result(described, [Table.of(described, columns)], failure)
 
 
 def _git() -> MachineCheck:

@@ -1,19 +1,17 @@
-"""Global options: declared once, and taken from anywhere on the line before ``--``.
+"""Options that many commands have, declared once.
 
-Every group and command parses them: 'sparkwright wheel --offline' is 'sparkwright --offline wheel', and a
-word that is the value of another option is left alone. A command refuses those that mean nothing to it.
+A command has ``--offline``, ``--quiet`` and ``--json``, and those of the others that its function `takes`.
+Their help is on the page of `sparkwright` itself; a command's own page names them in one line.
 """
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
-from click.core import ParameterSource
 
 from sparkwright.cli.output import expect_json
 from sparkwright.cli.result import Result, show
@@ -21,21 +19,18 @@ from sparkwright.cli.result import Result, show
 R = TypeVar("R")
 
 _VALUES = "sparkwright.global-options"
-_STATED = "sparkwright.stated-global-options"
-_ALWAYS = frozenset({"offline", "quiet"})
-"""A command that does not ask for these uses no network, and shows its result only."""
+_ALWAYS = frozenset({"offline", "quiet", "as_json"})
+_UNSTATED = {
+    "root": Path(), "store_url": "", "series": "", "patchset": "",
+    "offline": False, "quiet": False, "as_json": False,
+}  # fmt: skip
 
 
 def _keep(context: click.Context, option: click.Parameter, value: Any) -> None:
-    """Keep *value*: one of the command line, of any group or command, before a default or a variable."""
-    values = context.meta.setdefault(_VALUES, {})
-    if context.get_parameter_source(str(option.name)) is ParameterSource.COMMANDLINE:
-        context.meta.setdefault(_STATED, set()).add(option)
-        values[option.name] = value
-    values.setdefault(option.name, value)
+    context.meta.setdefault(_VALUES, {})[option.name] = value
 
 
-_option = functools.partial(click.Option, expose_value=False, callback=_keep)
+_option = functools.partial(click.Option, hidden=True, expose_value=False, callback=_keep)
 GLOBAL_OPTIONS = (
     _option(
         ["--root"],
@@ -62,20 +57,15 @@ GLOBAL_OPTIONS = (
     _option(["--quiet", "-q"], is_flag=True, help="Show warnings and the result only."),
     _option(["--json", "as_json"], is_flag=True, help="Print the result as JSON."),
 )
-_HIDDEN = tuple(map(copy.copy, GLOBAL_OPTIONS))
-for _one in _HIDDEN:
-    _one.hidden = True
-FLAGS = {word for option in GLOBAL_OPTIONS if option.is_flag for word in option.opts}
 
 
 def global_options() -> dict[str, Any]:
-    """Return the values of the global options, by the names of their parameters."""
-    values: dict[str, Any] = click.get_current_context().meta[_VALUES]
-    return values
+    """Return the values of these options, by the names of their parameters."""
+    return {**_UNSTATED, **click.get_current_context().meta.get(_VALUES, {})}
 
 
 def takes(*names: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Pass the global options of these *names* to a command."""
+    """Give a command the options of these *names*, and pass it their values."""
 
     def decorate(function: Callable[..., R]) -> Callable[..., R]:
         @functools.wraps(function)
@@ -89,7 +79,7 @@ def takes(*names: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
 
 
 def taking(*names: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
-    """Mark a command as one that asks for the global options of these *names* by itself."""
+    """Give a command, which asks for their values by itself, the options of these *names*."""
 
     def decorate(function: Callable[..., R]) -> Callable[..., R]:
         vars(function)["global_options"] = {*vars(function).get("global_options", ()), *names}
@@ -98,51 +88,41 @@ def taking(*names: str) -> Callable[[Callable[..., R]], Callable[..., R]]:
     return decorate
 
 
-class _Anywhere(click.Command):
-    """Parses the global options; the root shows them, and the others accept them where it does not."""
-
-    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
-        """Return its own parameters and the global options."""
-        return [*super().get_params(ctx), *(GLOBAL_OPTIONS if ctx.parent is None else _HIDDEN)]
-
-
-class Command(_Anywhere):
-    """A command with the global options that its function `takes`."""
+class Command(click.Command):
+    """A command with the options that its function `takes`; shows the `Result` that it returns."""
 
     def taken(self) -> list[click.Option]:
-        """Return the global options that mean something here."""
+        """Return those of `GLOBAL_OPTIONS` that it has."""
         names = {*_ALWAYS, *getattr(self.callback, "global_options", ())}
         return [option for option in GLOBAL_OPTIONS if option.name in names]
 
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        """Return its own parameters and these options."""
+        return [*super().get_params(ctx), *self.taken()]
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse, and know if the result is shown as JSON."""
+        rest = super().parse_args(ctx, args)
+        expect_json(ctx.meta[_VALUES]["as_json"])
+        return rest
+
     def invoke(self, ctx: click.Context) -> None:
-        """Run the command, and show the result that it returns."""
+        """Run the command, and show its result."""
         result = super().invoke(ctx)
         if isinstance(result, Result):
             show(result, as_json=ctx.meta[_VALUES]["as_json"])
             if result.status:
                 ctx.exit(result.status)
 
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuse the global options that mean nothing here, if one stands on the command line."""
-        rest = super().parse_args(ctx, args)
-        expect_json(ctx.meta[_VALUES]["as_json"])
-        names = {option.name for option in self.taken()}
-        for option in () if ctx.resilient_parsing else ctx.meta.get(_STATED, ()):
-            if option.name not in names:
-                raise click.UsageError(f"{option.opts[0]} means nothing to '{ctx.command_path}'.", ctx)
-        return rest
-
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Name the global options that are taken, in one line."""
+        """Name these options in one line."""
         super().format_epilog(ctx, formatter)
-        if ctx.parent is not None:
-            names = ", ".join(option.opts[0] for option in self.taken())
-            formatter.write_paragraph()
-            formatter.write_text(f"Global: {names}")
+        formatter.write_paragraph()
+        formatter.write_text(f"Global: {', '.join(option.opts[0] for option in self.taken())}")
 
 
-class Group(_Anywhere, click.Group):
-    """A group whose commands have the global options."""
+class Group(click.Group):
+    """A group of such commands."""
 
     command_class = Command
     group_class = type

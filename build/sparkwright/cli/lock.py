@@ -157,19 +157,17 @@ def bump(
     if not dry_run:
         write_atomically(checkout.lock_path, bumped.text.encode())
     again = "" if source == "git" or bumped.lock.sdist else f" --source {shlex.quote(source)}"
-    pinned = to_builtins(bumped.lock)
+    pinned, changes = to_builtins(bumped.lock), [change._asdict() for change in bumped.changes]
     return Result(
         {
             "pin": {key: value for key, value in pinned.items() if key not in {"native", "sources"}},
-            "changes": [change._asdict() for change in bumped.changes],
+            "changes": changes,
             "notes": list(bumped.notes),
             "decisions": [decision._asdict() for decision in bumped.decisions],
             "path": str(checkout.lock_path),
         },
         [
-            Table(
-                ("key", "old", "new"), [(one.key, one.old or "-", one.new or "-") for one in bumped.changes]
-            ),
+            Table.of(changes, {"key": "key", "old": "old", "new": "new"}),
             *(("note", note) for note in bumped.notes),
             *(
                 part

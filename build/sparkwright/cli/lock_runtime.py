@@ -18,7 +18,6 @@ from sparkwright.store import write_atomically
     multiple=True,
     help="Lock for this machine only; may be repeated. By default for every machine that the lock has.",
 )
-@click.option("--as-of", default="", metavar="DATE", help="Leave out files that were uploaded after DATE.")
 @click.option(
     "--override",
     "overrides",
@@ -41,7 +40,6 @@ def command(
     session: Session,
     *,
     machines: tuple[str, ...],
-    as_of: str,
     overrides: tuple[str, ...],
     extras: tuple[str, ...],
     dry_run: bool,
@@ -69,7 +67,6 @@ def command(
             requirements_of(wheel),
             machine,
             offline=session.offline,
-            as_of=as_of,
             overrides=joined_requirements(before.overrides if before else (), overrides),
             extras=joined_requirements(before.extras if before else (), extras),
         )

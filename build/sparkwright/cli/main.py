@@ -14,7 +14,7 @@ import click
 
 from sparkwright import __version__
 from sparkwright.base.errors import SparkwrightError
-from sparkwright.cli.globals import Group
+from sparkwright.cli.globals import GLOBAL_OPTIONS, Group
 from sparkwright.cli.output import colour, expect_json, json_expected, report, unforeseen
 
 COMMANDS = {
@@ -71,6 +71,8 @@ class _LateGroup(Group):
         del ctx
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+        with formatter.section("Options of most commands"):
+            formatter.write_dl([(", ".join(one.opts), str(one.help)) for one in GLOBAL_OPTIONS])
 
 
 @click.group(

@@ -11,16 +11,15 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import NeedsPersonError
 from sparkwright.cli.globals import Command
 from sparkwright.cli.options import job_options
-from sparkwright.cli.result import Part, Result, Table
+from sparkwright.cli.result import Part, Result
 from sparkwright.cli.session import WORK, Session, run_in_clone
 from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.verifier import Verifier
 from sparkwright.nightly.deliver import Delivered
-from sparkwright.nightly.model import CarryNight, Judgement, Night, TargetNight
+from sparkwright.nightly.model import Judgement, Night
 from sparkwright.pipeline.options import TargetOptions
 
 _NOTHING_NEW = 94
-_SHORT = 100
 _MENDS = {
     Judgement.CONFLICT: "sparkwright carry refresh {}",
     Judgement.BROKEN_PROBE: "write a probe of {} for it ([[probe.later]] in its carry.toml)",
@@ -120,25 +119,29 @@ def command(
         )
     return Result(
         {**to_builtins(night), **to_builtins(delivered)},
-        [*_shown(session, night, nights.folder), *_shown_delivered(delivered)],
+        list(_shown(session, night, delivered)),
         None if propose_last else _failure(night),
         _NOTHING_NEW if night.verdict == "nothing-new" and detailed_exit_code and not propose_last else 0,
     )
 
 
-def _shown_delivered(delivered: Delivered) -> Iterator[Part]:
+def _shown(session: Session, night: Night, delivered: Delivered) -> Iterator[Part]:
+    for file in delivered.report:
+        if file.path.endswith(".md"):
+            yield Path(file.path).read_text(encoding="utf-8")
     for one in delivered.proposals:
-        if isinstance(one, str):
-            yield f"nothing is proposed for {one}"
-            continue
-        for held in one.held:
-            yield "held", f"{held.carry}: {held.judgement} on {one.target}"
-        state = f"pushed to {one.pushed}" if one.pushed else "not pushed"
-        yield "branch", f"{one.branch}, {len(one.commits)} commits, {state}"
-        if not one.pushed:
-            yield "next", f"git log -p {one.base[:12]}..{one.branch}, then --propose-last --push"
+        if not isinstance(one, str):
+            state = f"pushed to {one.pushed}" if one.pushed else "not pushed"
+            yield "branch", f"{one.branch}, {len(one.commits)} commits, {state}"
+            if not one.pushed:
+                yield "next", f"git log -p {one.base[:12]}..{one.branch}, then --propose-last --push"
     for file in delivered.report:
         yield "report", f"{file.path}, {file.size:,} bytes, SHA-256 {file.sha256}"
+    if night.verdict == "nothing-new":
+        yield f"nothing is new since the last night ({night.seconds:.1f} s)"
+        yield session.hint("sparkwright nightly --again works all the same")
+    elif night.verdict == "green":
+        yield session.hint("sparkwright nightly --propose")
 
 
 def _failure(night: Night) -> NeedsPersonError | None:
@@ -167,54 +170,3 @@ def _remedy(night: Night) -> str:
     mend = _MENDS.get(carry.judgement, "sparkwright carry edit FOLDER --carry {}").format(carry.name)
     place = f"{proposed}, and on its branch" if proposed else "on a branch"
     return f"{place}: sparkwright {move}, then {mend}"
-
-
-def _shown(session: Session, night: Night, folder: Path) -> Iterator[Part]:
-    for note in night.notes:
-        yield "note", note
-    for pull in night.pulls:
-        yield "pull", f"#{pull.number} of {pull.carry}: {pull.detail}"
-    for one in night.targets:
-        yield from _shown_target(one)
-    if night.verdict == "nothing-new":
-        yield f"nothing is new since the last night ({night.seconds:.1f} s)"
-        yield session.hint("sparkwright nightly --again works all the same")
-        return
-    yield "night", f"{night.id} of {night.date}: {night.verdict} ({night.seconds:.0f} s), in {folder}"
-    if night.verdict == "green":
-        yield session.hint("sparkwright nightly --propose")
-
-
-def _shown_target(one: TargetNight) -> Iterator[Part]:
-    previous = "" if one.previous is None else f", compared with {one.previous.label}"
-    rows = [(carry.name, str(carry.outcome), str(carry.judgement), _told(carry)) for carry in one.carries]
-    title = f"onto vllm {one.target.label}{previous}"
-    yield Table(("carry", "outcome", "judgement", "why"), rows, title)
-    built = one.build
-    if built.status == "built":
-        audited = "audited" if built.audited else "not audited"
-        yield "wheel", f"{built.path}, {built.size / 1e6:.0f} MB, {audited} ({built.seconds:.0f} s)"
-        yield "", f"SHA-256 {built.sha256}"
-        yield "", f"without {', '.join(built.left_out)}" if built.left_out else ""
-    else:
-        yield "wheel", f"{built.status}: {built.reason}"
-    yield f"upstream's tests {one.tests.status}{_because(one.tests.reason)}"
-    yield f"rehearsal {one.rehearsal.status}{_because(one.rehearsal.reason)}"
-
-
-def _because(reason: str) -> str:
-    return f": {reason}" if reason else ""
-
-
-def _told(carry: CarryNight) -> str:
-    """Return the culprit, or else the finding, of a carry that is not simply good; its days red first."""
-    told = [f"red for {carry.days_red} days"] if carry.days_red > 1 else []
-    culprit = carry.culprit
-    if culprit is not None and culprit.commit:
-        told.append(f"{culprit.commit[:12]} {culprit.subject} ({culprit.author}, {culprit.date[:10]})")
-    elif culprit is not None:
-        told.append(f"since {culprit.release}: {', '.join(culprit.files[:2])}")
-    elif carry.judgement != "needed":
-        told.append(carry.finding or carry.detail)
-    text = "; ".join(told)
-    return text if len(text) <= _SHORT else f"{text[: _SHORT - 1]}…"

@@ -7,61 +7,41 @@ import functools
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from sparkwright.cli.globals import takes
+from sparkwright.cli.terminal import showing_events
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, CompileOptions, TargetOptions
 from sparkwright.publish.folder import VARIABLE
 
-P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-class Names(click.ParamType[tuple[str, ...]]):
-    """Words between commas."""
+class Listed(click.ParamType[tuple[Any, ...]]):
+    """Words between commas, or positive numbers if *kind* is one of numbers; *such* are an example."""
 
-    name = "names"
+    name = "list"
 
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, ...]:
-        """Return the words of *value*."""
-        del param, ctx
+    def __init__(self, kind: type[Any] = str, such: str = "") -> None:
+        self._kind, self._such = kind, such
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the words or numbers of *value*."""
         if isinstance(value, tuple):
             return value
-        return tuple(word.strip() for word in value.split(",") if word.strip())
-
-
-class Numbers(Names):
-    """Positive whole numbers between commas."""
-
-    name = "numbers"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the numbers of *value*."""
-        words = super().convert(value, param, ctx)
-        if not all(str(word).isdecimal() and int(word) for word in words):
-            self.fail(f"{value!r} is not a list of positive numbers such as 1,8,64", param, ctx)
-        return tuple(map(int, words))
-
-
-class Rates(Names):
-    """Positive numbers between commas."""
-
-    name = "rates"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the numbers of *value*."""
         try:
-            rates = tuple(map(float, super().convert(value, param, ctx)))
+            found = tuple(self._kind(word.strip()) for word in value.split(",") if word.strip())
         except ValueError:
-            rates = (math.nan,)
-        if not all(0 < rate < math.inf for rate in rates):
-            self.fail(f"{value!r} is not a list of positive numbers such as 0.5,2", param, ctx)
-        return rates
+            found = (math.nan,)
+        if self._kind is not str and not all(0 < one < math.inf for one in found):
+            self.fail(f"{value!r} is not a list of positive numbers such as {self._such}", param, ctx)
+        return found
 
+
+NAMES, NUMBERS, RATES = Listed(), Listed(int, "1,8,64"), Listed(float, "0.5,2")
 
 _SOURCE = click.option(
     "--source",
@@ -95,12 +75,13 @@ _RESULT = (
         help="With native kernels: refuse an extension that cannot be compiled; do not take upstream's.",
     ),
 )
-_MACHINES = click.option(
+machines_option = click.option(
     "--cluster",
     default="",
     metavar="ADDRESS",
     help="Serve on one of these machines: ssh://[USER@]HOST[:PORT],…",
 )
+"""No variable sets it for good, as one does for machines that compile."""
 _COMPILING = (
     click.option(
         "--jobs",
@@ -125,21 +106,34 @@ _COMPILING = (
 )
 
 
-_OUT = click.option(
+out_option = click.option(
     "--out",
     type=click.Path(path_type=Path),
     help=f"Folder for wheels and their index; {VARIABLE}, or dist/ in the checkout, by default.",
 )
 
 
-def out_option(function: Callable[..., R]) -> Callable[..., R]:
-    """Add ``--out``, the folder for wheels; *function* gets it as it was given, or `None`."""
-    return _OUT(function)
+def together(*options: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Return the decorator that adds all of *options*, in this order."""
+
+    def decorate(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
 
 
-def machines_option(function: Callable[..., R]) -> Callable[..., R]:
-    """Add ``--cluster`` for servers; *function* gets the address. No variable sets it for good."""
-    return _MACHINES(function)
+def reading_options(function: Callable[..., R]) -> Callable[..., R]:
+    """Show the events of a command without a checkout; *function* gets ``offline``."""
+
+    @takes("offline", "quiet", "as_json")
+    @functools.wraps(function)
+    def wrapper(*, quiet: bool, as_json: bool, **arguments: Any) -> R:
+        with showing_events(quiet=quiet or as_json):
+            return function(**arguments)
+
+    return wrapper
 
 
 def compile_options(function: Callable[..., R]) -> Callable[..., R]:
@@ -181,7 +175,4 @@ def _bundled(
         chosen = {field: arguments.pop(field) for field in fields if field in arguments}
         return function(**{name: bundle(**chosen, **fixed)}, **arguments)
 
-    decorated: Callable[..., R] = wrapper
-    for option in reversed(options):
-        decorated = option(decorated)
-    return decorated
+    return together(*options)(wrapper)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import traceback
+from collections.abc import Iterator
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +15,10 @@ from typing import Any
 import click
 
 from sparkwright.base.errors import SparkwrightError
+from sparkwright.base.events import JsonlSink, subscribe
 
+NOT_OURS = (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError)
+"""What ends a command without a failure of its own."""
 _DEBUG = "SPARKWRIGHT_DEBUG"
 _owed: ContextVar[bool] = ContextVar("owed", default=False)
 """True while a JSON document is still to be printed."""
@@ -105,3 +110,25 @@ def unforeseen(error: Exception, folder: Path | None = None) -> SparkwrightError
         because=because,
         next_step=f"please report it with the traceback {where}",
     )
+
+
+@contextlib.contextmanager
+def crashes_kept(folder: Path) -> Iterator[None]:
+    """Turn an unexpected exception into one error, with its traceback in *folder*."""
+    try:
+        yield
+    except (SparkwrightError, *NOT_OURS):
+        raise
+    except Exception as error:
+        raise unforeseen(error, folder) from error
+
+
+@contextlib.contextmanager
+def events_kept(folder: Path, instead: str = "point SPARKWRIGHT_HOME to another disk") -> Iterator[None]:
+    """Write the events of the block into *folder*, and the traceback of an unexpected exception."""
+    from sparkwright.store import storing
+
+    with storing(f"writing to {folder}", instead=instead):
+        log = JsonlSink(folder / "events.jsonl")
+    with crashes_kept(folder), contextlib.closing(log), subscribe(log):
+        yield

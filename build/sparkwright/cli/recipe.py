@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ConfigError, IncompatibleOptionsError
@@ -32,17 +32,16 @@ def command() -> None:
 
 
 @command.command("list")
-@taking("as_json")
 def list_() -> Result:
     """List the recipes that ship, with what is known of each."""
     from sparkwright.recipes import recipes
 
     rows = [_row(recipe) for recipe in recipes().values()]
-    headings = ("name", "drafts", "kv", "nodes", "evidence")  # the rest would not fit into 80 columns
+    shown = ("name", "drafts", "kv", "nodes", "evidence")  # the rest would not fit into 80 columns
     return Result(
         rows,
         [
-            Table(headings, [tuple(str(row[heading]) for heading in headings) for row in rows]),
+            Table.of(rows, {key: key for key in shown}),
             "more: sparkwright recipe show NAME; what a grade means: docs/recipes.md",
         ],
     )
@@ -67,7 +66,6 @@ def _row(recipe: Recipe) -> dict[str, Any]:
 @click.argument("name")
 @_USE
 @click.option("--command", "alone", is_flag=True, help="Print the command that serves it alone.")
-@taking("as_json")
 def show(*, name: str, use: str | None, alone: bool) -> Result:
     """Show the effective flags of the recipe NAME, a name or a file, each with its reason."""
     from sparkwright.recipes import command_lines, served_recipe
@@ -211,12 +209,13 @@ def _object(text: str) -> dict[str, Any]:
         ConfigError: it is none.
     """
     try:
-        found = json.loads(text or "{}")
-    except ValueError as error:
-        raise ConfigError("--speculative is no JSON", because=str(error)) from error
-    if not isinstance(found, dict):
-        raise ConfigError("--speculative is no object of JSON", next_step='such as \'{"method": "mtp"}\'')
-    return found
+        return msgspec.json.decode(text or "{}", type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ConfigError(
+            "--speculative is no object of JSON",
+            because=str(error),
+            next_step='give one such as \'{"method": "mtp"}\'',
+        ) from error
 
 
 def _free_path(out: Path | None, recipe: Recipe) -> Path:
@@ -233,9 +232,10 @@ def _written(path: Path, recipe: Recipe, remarks: Sequence[Remark], version: str
     from sparkwright.recipes.write import recipe_text
 
     path.write_text(recipe_text(recipe), encoding="utf-8")
-    table = Table(("remark", "what", "because"), [(one.level, one.what, one.because) for one in remarks])
+    found = [asdict(one) for one in remarks]
+    table = Table.of(found, {"remark": "level", "what": "what", "because": "because"})
     return Result(
-        {"recipe": str(path), "vllm": version, "remarks": [asdict(one) for one in remarks]},
+        {"recipe": str(path), "vllm": version, "remarks": found},
         [
             *([table] if remarks else []),
             ("made", f"{path}, checked by vLLM {version}"),

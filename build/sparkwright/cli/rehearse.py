@@ -12,7 +12,7 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ConfigError, SparkwrightError, UndecidedError, VerdictError
 from sparkwright.base.text import human_size
 from sparkwright.cli.globals import Command
-from sparkwright.cli.options import Names, tree_options
+from sparkwright.cli.options import NAMES, tree_options
 from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.cli.verify import require_libraries
@@ -24,7 +24,7 @@ from sparkwright.rehearsal import RehearsalResult
 @click.command("rehearse", cls=Command)
 @click.argument("wheel", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @click.option("--onto", metavar="VERSION", help="Another release of upstream's, instead of the pin.")
-@click.option("--checks", type=Names(), default=(), help="Run only these, such as boot,coherence.")
+@click.option("--checks", type=NAMES, default=(), help="Run only these, such as boot,coherence.")
 @click.option("--no-pristine", is_flag=True, help="Compare with no unpatched server.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of prompts.")
 @click.option(

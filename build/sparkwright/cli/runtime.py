@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import shlex
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
 from sparkwright.cli.globals import takes
+from sparkwright.cli.options import together
 from sparkwright.lock.runtime import beside
-from sparkwright.recipes import SERVED_NAMES
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def complete_recipe(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -37,7 +32,7 @@ SIDECARS = click.option(
     help="Memory that other programs will take beside the server.",
 )  # fmt: skip
 FORCE = click.option("--force", is_flag=True, help="Start in spite of preflight's predictions.")
-_SERVED = (
+serving_options = together(
     USE,
     click.option(
         "--set",
@@ -46,17 +41,11 @@ _SERVED = (
         metavar="FLAG=VALUE",
         help="A flag of 'vllm serve'; may be repeated.",
     ),
-    click.option(
-        "--served-model-name",
-        "names",
-        multiple=True,
-        metavar="NAME",
-        help="Name by which clients ask for the model, instead of the recipe's; may be repeated.",
-    ),
     click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at."),
     SIDECARS,
 )
-_OFFERED = (
+wheel_options = together(
+    takes("series"),
     click.option(
         "--wheel",
         type=_FILE,
@@ -69,27 +58,6 @@ _OFFERED = (
         "--unlocked", is_flag=True, help="Install what the index has today, not the locked runtime."
     ),
 )
-
-
-def stated_settings(asked: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the flags of ``--set``, and that of the names of ``--served-model-name``."""
-    names = [f"{SERVED_NAMES}={json.dumps(asked['names'])}"] if asked["names"] else []
-    return (*asked["settings"], *names)
-
-
-def serving_options(function: F) -> F:
-    """Add ``--use``, ``--set``, ``--served-model-name``, ``--host`` and ``--sidecars``."""
-    for option in reversed(_SERVED):
-        function = option(function)
-    return function
-
-
-def wheel_options(function: F) -> F:
-    """Add ``--wheel``, ``--channel`` and ``--unlocked``, and take ``--series``: they choose the wheel."""
-    for option in reversed(_OFFERED):
-        function = option(function)
-    decorated: F = takes("series")(function)  # type: ignore[assignment]
-    return decorated
 
 
 def install_command(wheel: Path) -> str:

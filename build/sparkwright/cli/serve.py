@@ -15,11 +15,11 @@ import click
 import msgspec
 
 from sparkwright.base.errors import ConfigError, PreflightError, SparkwrightError
-from sparkwright.base.events import JsonlSink, emit, subscribe, task
+from sparkwright.base.events import emit, subscribe, task
 from sparkwright.cli.globals import Command, takes
-from sparkwright.cli.output import expect_json, unforeseen
+from sparkwright.cli.output import events_kept, expect_json
 from sparkwright.cli.result import Result
-from sparkwright.cli.runtime import FORCE, RECIPE, serving_options, stated_settings, wheel_options
+from sparkwright.cli.runtime import FORCE, RECIPE, serving_options, wheel_options
 from sparkwright.cli.serve_show import Lines, Screen, shown_plan
 from sparkwright.cli.terminal import showing_events
 from sparkwright.cli.verify import require_libraries
@@ -71,7 +71,7 @@ _JSON_S, _TEXT_S = 10.0, 30.0  # between two states
     "--stall-seconds",
     "stall_s",
     type=click.FloatRange(min=1),
-    help="With --watch: seconds without any work after which an engine that holds requests is wedged.",
+    help="Watch too: seconds without any work after which an engine that holds requests is wedged.",
 )
 @click.option(
     "--peer",
@@ -113,13 +113,7 @@ def command(
     from sparkwright.serve.settings import as_head, with_settings
     from sparkwright.store import open_store
 
-    if asked["stall_s"] and not asked["watch"]:
-        raise ConfigError(
-            "--stall-seconds goes with --watch",
-            because="nothing looks for a wedged engine without it",
-            next_step="add --watch",
-        )
-    chosen = with_settings(served_recipe(recipe, use), stated_settings(asked))
+    chosen = with_settings(served_recipe(recipe, use), asked["settings"])
     if not asked["peer"]:
         chosen = as_head(chosen, asked["head"])
     options = _options(chosen, asked, as_json=as_json)
@@ -129,7 +123,7 @@ def command(
     store = open_store()
     with store.running(), _shown(quiet=quiet, as_json=as_json, options=options):
         folder = new_run_folder(store, chosen.name)
-        with _kept(folder):
+        with events_kept(folder):
             chosen, peer = _with_peer(chosen, asked)
             hub = _look_first(store, chosen, options, asked)
             environment, chosen = _installed(chosen, asked)
@@ -156,16 +150,13 @@ def _options(recipe: Recipe, asked: dict[str, Any], *, as_json: bool) -> ServeOp
 
 
 def _watching(recipe: Recipe, asked: dict[str, Any]) -> WatchOptions | None:
-    """Return the settings of the watch; `None` without ``--watch``."""
+    """Return the settings of the watch; `None` without ``--watch`` and ``--stall-seconds``."""
     from sparkwright.serve.supervise import WatchOptions
     from sparkwright.serve.watchdog import WatchLimits
 
-    if not asked["watch"]:
-        return None
-    limits, stall_s = WatchLimits.of(recipe), asked["stall_s"]
-    if stall_s:
-        limits = WatchLimits(stall_s=stall_s, warm_s=stall_s)
-    return WatchOptions(limits)
+    if stall_s := asked["stall_s"]:
+        return WatchOptions(WatchLimits(stall_s=stall_s, warm_s=stall_s))
+    return WatchOptions(WatchLimits.of(recipe)) if asked["watch"] else None
 
 
 def _require_one_source(recipe: Recipe, asked: dict[str, Any]) -> None:
@@ -350,7 +341,7 @@ def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_js
 
         worker = peer.host.shown, plan_worker(peer, recipe, plan, store, options).shown
     shown = shown_plan(plan, worker)
-    if stated_settings(asked) and not _is_rehearsal(recipe):
+    if asked["settings"] and not _is_rehearsal(recipe):
         python = environment.python if environment and environment.python.exists() else None
         request = PreflightRequest(recipe, python=python, wheel=file)
         try:
@@ -402,19 +393,3 @@ def _shown(*, quiet: bool, as_json: bool, options: ServeOptions) -> Iterator[Non
         except SparkwrightError as error:
             lines.fail(error)
             raise
-
-
-@contextlib.contextmanager
-def _kept(folder: Path) -> Iterator[None]:
-    """Keep the events of the block in *folder*, and the traceback of an unforeseen error."""
-    from sparkwright.store import storing
-
-    with storing(f"writing to {folder}"):
-        log = JsonlSink(folder / "events.jsonl")
-    try:
-        with contextlib.closing(log), subscribe(log):
-            yield
-    except (SparkwrightError, click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
-        raise
-    except Exception as error:
-        raise unforeseen(error, folder) from error

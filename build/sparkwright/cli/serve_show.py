@@ -22,12 +22,23 @@ from sparkwright.serve.plan import RECIPE_KEY, Plan
 from sparkwright.serve.run import ServeOptions
 from sparkwright.serve.settings import KEY_VARIABLE
 
+_STATE = {
+    "running": "{:.0f} running",
+    "waiting": "{:.0f} waiting",
+    "tokens_per_s": "{:.1f} tok/s",
+    "prompt_tokens_per_s": "{:.0f} prompt tok/s",
+    "acceptance_length": "acceptance {:.2f}",
+    "kv_usage": "KV {:.1%}",
+    "available_gib": "{:.1f} GiB left",
+    "pressure": "pressure {:.1f} %",
+}
 _SHOWN = ("serve.", "warmup.", "warning", "server.evidence")
 _LINES = {
     "serve.fetches": "fetches  {what}: {because}",
     "serve.incident": "evidence {folder}",
     "serve.makes": "makes    {name} {why}",
     "serve.peer": "peer     {host} from {interface} to {there}, {speed}",
+    "serve.starting": "serving  {recipe} with {vllm}\nas       {title}\nlog      {log}",
     "serve.wheel": "wheel    {name}: {why}",
     "serve.worker": "worker   on {host}, log {log}",
 }
@@ -100,22 +111,7 @@ def example(
 
 def state_line(data: dict[str, Any]) -> str:
     """Return the server's state as one line; what cannot be read is left out."""
-    parts = (
-        [f"{data['running']:.0f} running", f"{data['waiting']:.0f} waiting"] if data["running"] >= 0 else []
-    )
-    if data["tokens_per_s"] >= 0:
-        parts.append(f"{data['tokens_per_s']:.1f} tok/s")
-    if data["prompt_tokens_per_s"] > 0:
-        parts.append(f"{data['prompt_tokens_per_s']:.0f} prompt tok/s")
-    if data["acceptance_length"] >= 0:
-        parts.append(f"acceptance {data['acceptance_length']:.2f}")
-    if data["kv_usage"] >= 0:
-        parts.append(f"KV {data['kv_usage']:.1%}")
-    if data["available_gib"] >= 0:
-        parts.append(f"{data['available_gib']:.1f} GiB left")
-    if data["pressure"] >= 0:
-        parts.append(f"pressure {data['pressure']:.1f} %")
-    return "  ".join(parts)
+    return "  ".join(text.format(data[name]) for name, text in _STATE.items() if data[name] >= 0)
 
 
 class Lines:
@@ -148,10 +144,6 @@ class Screen:
     def _show(self, event: Event) -> None:
         data = event.data
         match event.kind:
-            case "serve.starting":
-                self._say(f"serving  {data['recipe']} with {data['vllm']}")
-                self._say(f"as       {data['title']}")
-                self._say(f"log      {data['log']}")
             case "serve.ready":
                 self._ready(data)
             case "serve.status":

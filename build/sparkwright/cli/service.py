@@ -14,14 +14,13 @@ import click
 import msgspec
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.cli.channel_place import reading_options
 from sparkwright.cli.globals import Group
+from sparkwright.cli.options import reading_options
 from sparkwright.cli.result import Part, Result
 from sparkwright.cli.runtime import (
     FORCE,
     RECIPE,
     serving_options,
-    stated_settings,
     wheel_options,
 )
 from sparkwright.cli.verify import require_libraries
@@ -231,8 +230,7 @@ def _described(
 ) -> tuple[Recipe, ServiceOptions, ServicePlaces]:
     from sparkwright.recipes import REHEARSAL, served_recipe
 
-    settings = stated_settings(asked)
-    chosen = with_settings(served_recipe(recipe, asked["use"]), settings)
+    chosen = with_settings(served_recipe(recipe, asked["use"]), asked["settings"])
     if chosen.model.startswith(REHEARSAL):
         raise ConfigError(
             f"the recipe {chosen.name} cannot be installed as a service",
@@ -254,7 +252,7 @@ def _described(
         scope=places.scope,
         program=str(program) if program.exists() else shutil.which("sparkwright") or str(program),
         use=asked["use"],
-        settings=settings,
+        settings=asked["settings"],
         sidecars_gib=asked["sidecars_gib"],
         host=asked["host"],
         port=asked["port"],

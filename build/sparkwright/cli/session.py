@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -17,13 +16,11 @@ import click
 from sparkwright.base.errors import (
     NotInStoreError,
     ProcessError,
-    SparkwrightError,
 )
 from sparkwright.base.events import JsonlSink, emit, subscribe
 from sparkwright.base.text import human_size
 from sparkwright.cli.globals import global_options, taking
-from sparkwright.cli.machines import counting_machines, machines_rows, machines_summary
-from sparkwright.cli.output import unforeseen
+from sparkwright.cli.output import NOT_OURS, crashes_kept
 from sparkwright.cli.result import Part, Result
 from sparkwright.cli.terminal import showing_events
 from sparkwright.distributed.cluster import Cluster
@@ -33,15 +30,13 @@ from sparkwright.pipeline.job import Job, make_job
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions, CompileOptions, TargetOptions
 from sparkwright.store import ActiveRun, Store, open_store, storing
 from sparkwright.store.prune import prune_logs
-from sparkwright.store.remote import RemoteSettings, RemoteTier
+from sparkwright.store.remote import RemoteTier, open_tier
 from sparkwright.store.remote.tier import RemoteReport
 from sparkwright.upstream import Access, UpstreamSource, open_source, read_settings
 
 R = TypeVar("R")
 
 WORK = ".sparkwright"
-# What ends a command without a failure of its own.
-_NOT_OURS = (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError)
 _LOGS_KEPT_DAYS = 30.0
 _WRITABLE = "work in a writable folder: each run writes its event log there"
 
@@ -77,15 +72,9 @@ class Session:
         """The store and the network settings."""
         return Access(self.store, self.repository, read_settings(offline=self.offline))
 
-    def remote_settings(self) -> RemoteSettings | None:
-        """Return the settings of the store's remote tier, or `None` where there is none.
-
-        Raises:
-            ConfigError: they cannot be used.
-        """
-        from sparkwright.store.remote import read_remote_settings
-
-        return read_remote_settings(self.store_url)
+    def remote(self) -> RemoteTier | None:
+        """Return the store's remote tier, or `None` where there is none; see `open_tier`."""
+        return open_tier(self.store_url)
 
     def of_wheel(self, wheel: Path) -> Session:
         """Return the session with the lock of the series that *wheel* is of; see `Checkout.of_wheel`."""
@@ -172,14 +161,14 @@ def _open_session(
     # The outermost handler: errors of lower layers about a full or read-only disk are clearer and come first.
     with (
         keeping_series(checkout),
-        _crashes_kept(work),
+        crashes_kept(work),
         storing(f"'{click.get_current_context().command_path}'"),
     ):
         with storing(f"writing to {checkout.folder}", instead=_WRITABLE):
             log = JsonlSink(work / "events" / f"{stamp}-{os.getpid()}.jsonl")
         with contextlib.closing(log), subscribe(log), showing_events(quiet=quiet or as_json):
             prune_logs(_logs(work), _LOGS_KEPT_DAYS)
-            store = open_store(remote=None if offline or read_only else _remote(store_url))
+            store = open_store(remote=None if offline or read_only else open_tier(store_url))
             remote = store.remote.settings.url if store.remote is not None else ""
             places = {"root": str(checkout.root), "store": str(store.home), "remote": remote}
             emit("session.started", **places, offline=offline)
@@ -189,27 +178,8 @@ def _open_session(
                     yield Session(checkout, store, repository, offline, as_json, run, store_url)
 
 
-def _remote(store_url: str) -> RemoteTier | None:
-    """Return the remote tier that the user configured, if any."""
-    from sparkwright.store.remote import RemoteTier, read_remote_settings
-
-    settings = read_remote_settings(store_url)
-    return None if settings is None else RemoteTier(settings)
-
-
 def _logs(work: Path) -> tuple[Path, ...]:
     return work / "events", work / "compile", *sorted(work.glob("crash-*.txt"))
-
-
-@contextlib.contextmanager
-def _crashes_kept(folder: Path) -> Iterator[None]:
-    """Turn an unexpected exception into one error, with its traceback in *folder*."""
-    try:
-        yield
-    except (SparkwrightError, *_NOT_OURS):
-        raise
-    except Exception as error:
-        raise unforeseen(error, folder) from error
 
 
 def run_in_session(function: Callable[..., R]) -> Callable[..., R]:
@@ -231,12 +201,9 @@ def _in_session(function: Callable[..., R], *, read_only: bool, clone: bool = Fa
     @functools.wraps(function)
     def wrapper(**arguments: Any) -> R:
         reading = read_only or arguments.get("only_plan", False)
-        with (
-            _open_session(read_only=reading, clone=clone, **global_options()) as session,
-            counting_machines() as machines,
-        ):
+        with _open_session(read_only=reading, clone=clone, **global_options()) as session:
             if reading:
-                return _completed(session, function(session, **arguments), machines)
+                return _completed(session, function(session, **arguments))
             damaged = functools.partial(
                 mended, session.store, session.repository, session.run, inode(session.repository)
             )
@@ -244,35 +211,30 @@ def _in_session(function: Callable[..., R], *, read_only: bool, clone: bool = Fa
                 result = function(session, **arguments)
                 failure = result.failure if isinstance(result, Result) else None
                 if failure is None or not damaged(failure):
-                    return _completed(session, result, machines)
-            except _NOT_OURS:
+                    return _completed(session, result)
+            except NOT_OURS:
                 raise
             except Exception as error:
                 if not damaged(error):
                     raise
             # Once: damage that comes back has another cause than the store.
             with contextlib.closing(open_repository(session.store.git)) as repository:
-                again = function(replace(session, repository=repository), **arguments)
-                return _completed(session, again, machines)
+                return _completed(session, function(replace(session, repository=repository), **arguments))
 
-    return taking("root", "store_url", "offline", "quiet", "as_json")(wrapper)
+    return taking("root", "store_url")(wrapper)
 
 
-def _completed(session: Session, result: R, machines: dict[str, Counter[str]]) -> R:
-    """Return *result* with what other machines and the remote tier did, and with hints of its series."""
+def _completed(session: Session, result: R) -> R:
+    """Return *result* with what the remote tier did, and with hints of its series."""
     if not isinstance(result, Result):
         return result
     if result.failure is not None:
         result.failure.next_step = with_series(result.failure.next_step, session.checkout)
     remote = session.store.remote
-    if not isinstance(result.described, dict) or not (machines or remote):
+    if not isinstance(result.described, dict) or remote is None:
         return result
-    described = {**result.described, **machines_summary(machines)}
-    parts = [*result.parts, *machines_rows(machines)]
-    if remote is not None:
-        described["remote"] = remote.report.to_json()
-        parts += _remote_rows(remote.report)
-    return replace(result, described=described, parts=parts)
+    described = {**result.described, "remote": remote.report.to_json()}
+    return replace(result, described=described, parts=[*result.parts, *_remote_rows(remote.report)])
 
 
 def _remote_rows(report: RemoteReport) -> Iterator[Part]:

@@ -33,7 +33,10 @@ def command(session: Session, *, target: TargetOptions) -> Result:
     wheels, release = sorted(job.out.glob("*.whl")), spec.lock.release
     lines = sum(entry["lines"] for entry in carries)
     kernels = "upstream's" if spec.arch is None else f"native, compiled for {spec.arch}"
-    columns = ("name", "outcome", "proof", "evidence", "title")
+    columns = {
+        "carry": "name", "outcome": "outcome", "proof": "proof", "evidence": "evidence",
+        "what it does": "title",
+    }  # fmt: skip
     return Result(
         {
             "release": release.version,
@@ -57,10 +60,7 @@ def command(session: Session, *, target: TargetOptions) -> Result:
             ("spec", f"{spec.digest[:16]}  →  {job.version}"),
             ("revision", told_revision(spec)),
             ("kernels", kernels),
-            Table(
-                ("carry", "outcome", "proof", "evidence", "what it does"),
-                [[entry[column] for column in columns] for entry in carries],
-            ),
+            Table.of(carries, columns),
             ("patch", f"{lines} lines in {len(carries)} carries"),
             *(("wheel", f"{wheel}  {human_size(wheel.stat().st_size)}") for wheel in wheels),
             ("store", session.store.home),

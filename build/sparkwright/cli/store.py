@@ -99,26 +99,25 @@ def status_command(session: Session) -> Result:
     """
     import os
 
-    from sparkwright.store.remote import RemoteTier
     from sparkwright.store.remote.keys import require_key
     from sparkwright.store.remote.settings import key_file
     from sparkwright.store.survey import survey, totals
 
-    settings = session.remote_settings()
     kinds = totals(survey(session.store, session.logs))
     sizes = [*map(_row, kinds)]
     sizes.append(("all", str(sum(t.count for t in kinds)), human_size(sum(t.size for t in kinds)), ""))
     key, failure, remote = require_key(key_file(os.environ)).public.text, None, None
+    tier = session.remote()
     rows: list[tuple[str, object]] = [("remote", "none: --store URL, or store.toml, names one")]
-    if settings is not None:
+    if tier is not None:
         session.require_network("the remote store's state")
-        remote = RemoteTier(settings).examine()
+        remote = tier.examine()
         rows = [
             (name, ", ".join(value) if isinstance(value, list) else value) for name, value in remote.items()
         ]
         if faults := [state for state in (remote["read"], remote["write"]) if state not in {"yes", "off"}]:
             failure = FetchError(
-                f"the remote store {settings.url} cannot be used",
+                f"the remote store {tier.settings.url} cannot be used",
                 because=str(faults[0]),
                 next_step="check its address and your credentials; builds go on without it",
             )

@@ -47,7 +47,7 @@ def command(*, kind: str) -> None:
     from sparkwright.git import open_repository
     from sparkwright.pipeline.remote_units import unpack_all
     from sparkwright.store import open_store
-    from sparkwright.store.remote import RemoteTier, read_remote_settings
+    from sparkwright.store.remote import open_tier
     from sparkwright.upstream import Access, read_settings
 
     expect_json(expected=True)
@@ -56,8 +56,7 @@ def command(*, kind: str) -> None:
         request: Any = decode_json(Path(REQUEST).read_bytes(), model)
     except (OSError, msgspec.MsgspecError) as error:
         raise _no_task(error) from error
-    settings = read_remote_settings("")
-    store = open_store(remote=None if settings is None else RemoteTier(settings))
+    store = open_store(remote=open_tier())
     with store.running(), contextlib.closing(open_repository(store.git)) as repository:
         unpack_all(repository)
         access = Access(store, repository, read_settings(offline=False))

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -67,25 +66,16 @@ def _line(event: Event) -> str | None:
     return None
 
 
-@dataclass
-class _Running:
-    """A task that runs: when it began, when it was last told of, and its last progress."""
-
-    began: float
-    told: float
-    progress: dict[str, Any] = field(default_factory=dict)
-
-
 class _PlainLines:
-    """Prints a line at the start of a task, one every few seconds while any runs, and one at its end."""
+    """Prints a line at the start and the end of a task, and every few seconds how far the newest one is."""
 
     def __init__(self) -> None:
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, tuple[float, dict[str, Any]]] = {}
         self._said = 0.0
 
     @contextlib.contextmanager
     def beating(self) -> Iterator[_PlainLines]:
-        """Yield this, and inside the block print a line also while a task says nothing of its progress."""
+        """Yield this, and print how far it is inside the block."""
         end = threading.Event()
 
         def watch() -> None:
@@ -103,14 +93,12 @@ class _PlainLines:
     def __call__(self, event: Event) -> None:
         if line := _line(event):
             self._say(line)
-        name, now = str(event.data.get("name")), time.monotonic()
+        name = str(event.data.get("name"))
         if event.kind == "task.started":
-            self._running[name] = _Running(now, now - _EVERY_S + _QUIET_S)
+            self._running[name] = time.monotonic(), {}
             self._say(f"… {name}")
         elif event.kind == "task.progress" and name in self._running:
-            self._running[name].progress = event.data
-            if now - self._running[name].told >= _EVERY_S:
-                self._tell(name)
+            self._running[name] = self._running[name][0], event.data
         elif event.kind in {"task.finished", "task.failed"}:
             self._running.pop(name, None)
             if event.kind == "task.finished" and event.data["seconds"] >= _QUIET_S:
@@ -118,17 +106,10 @@ class _PlainLines:
 
     def beat(self) -> None:
         """Print how far the task is that began last, if nothing was printed for a while."""
-        running = list(self._running)
-        if running and time.monotonic() - self._said >= _EVERY_S:
-            self._tell(running[-1])
-
-    def _tell(self, name: str) -> None:
-        running = self._running.get(name)
-        if running is None:  # it ended meanwhile
-            return
-        running.told = time.monotonic()
-        told = _told(running.progress) if running.progress else human_seconds(running.told - running.began)
-        self._say(f"… {name}: {told}")
+        running, now = list(self._running.items()), time.monotonic()
+        if running and now - self._said >= _EVERY_S:
+            name, (began, progress) = running[-1]
+            self._say(f"… {name}: {_told(progress) if progress else human_seconds(now - began)}")
 
     def _say(self, line: str) -> None:
         self._said = time.monotonic()

@@ -6,25 +6,24 @@ import contextlib
 import importlib
 import importlib.util
 import os
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
 from sparkwright.base.errors import ConfigError, SparkwrightError, ToolError, UndecidedError, VerdictError
-from sparkwright.base.events import JsonlSink, subscribe
+from sparkwright.base.events import emit
 from sparkwright.base.text import human_seconds, human_size
-from sparkwright.cli.globals import FLAGS, Command, takes
-from sparkwright.cli.machines import counting_machines, machines_rows, machines_summary, opened_cluster
+from sparkwright.cli.globals import Command, takes
 from sparkwright.cli.options import machines_option
-from sparkwright.cli.output import print_json, unforeseen
+from sparkwright.cli.output import NOT_OURS, events_kept
 from sparkwright.cli.preflight import check_before_verify
+from sparkwright.cli.result import Result, Table
 from sparkwright.cli.terminal import showing_events
 from sparkwright.cli.verify_options import OPTIONS, OUT, PLAN, RESUME, options_of
 from sparkwright.engine.offered import offered_wheel
-from sparkwright.verify.estimate import Share
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import Plan
 from sparkwright.verify.results import Results
@@ -46,11 +45,10 @@ class _VerifyCommand(Command):
         self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
     ) -> click.Context:
         """Return the context of the subcommand that *args* begins with, or of `verify` itself."""
-        first = next((word for word in args if word[:1] != "-"), "")  # after global options, which are flags
-        if first in _SUBCOMMANDS and set(args[: args.index(first)]) <= FLAGS:
+        first = next(iter(args), "")
+        if first in _SUBCOMMANDS:
             command: click.Command = importlib.import_module(_SUBCOMMANDS[first]).command
-            args.remove(first)
-            return command.make_context(f"{info_name} {first}", args, parent=parent, **extra)
+            return command.make_context(f"{info_name} {first}", args[1:], parent=parent, **extra)
         return super().make_context(info_name, args, parent=parent, **extra)
 
 
@@ -77,7 +75,7 @@ def command(
     quiet: bool,
     as_json: bool,
     **asked: Any,
-) -> None:
+) -> Result:
     """Verify that a server with WHEEL serves as it should, up to 64 requests at a time.
 
     Starts the server by a recipe, or takes one that runs (--url), or a simulated one (--demo). Without any
@@ -92,8 +90,10 @@ def command(
     evaluates tasks.
     """
     require_libraries()
+    from sparkwright.verify.plan import plan_of
+
     key = os.environ.get("SPARKWRIGHT_API_KEY", "")
-    with showing_run(quiet=quiet or as_json) as log:
+    with showing_events(quiet=quiet or as_json):
         if resume is not None:
             options = recorded_options(context, resume, asked, key)
         else:
@@ -103,13 +103,12 @@ def command(
                 if not (quiet or as_json):
                     click.echo(f"verifying {wheel}: {chosen.why}", err=True)
             options = options_of(wheel, asked)
-        results, done = execute(
-            options, log, key, out=out, resume=resume, cluster=cluster, offline=offline, force=force,
-            only_plan=only_plan, as_json=as_json,
-        )  # fmt: skip
-    if results is not None:
-        _attach(results, options)
-        show_results(results, as_json=as_json, machines=done)
+        plan = plan_of(options)
+        if only_plan:
+            return shown_plan(plan)
+        results = execute(plan, key, out=out, resume=resume, cluster=cluster, offline=offline, force=force)
+    _attach(results, options)
+    return shown(results)
 
 
 for _option in OPTIONS:
@@ -118,25 +117,23 @@ for _option in OPTIONS:
 
 
 def execute(
-    options: VerifyOptions,
-    log: Callable[[Path], None],
+    plan: Plan,
     key: str = "",
     *,
     out: Path | None,
     resume: Path | None,
     cluster: str,
     offline: bool,
-    only_plan: bool,
-    as_json: bool,
     force: bool = False,
     refusal: Refusal | None = None,
-) -> tuple[Results | None, dict[str, Counter[str]]]:
-    """Run *options* here or on another machine; return the results, and what other machines did.
-
-    With *only_plan* the plan is shown, and there are no results. The run's folder is given to *log* once it
-    is known.
-    """
-    from sparkwright.verify.plan import plan_of
+) -> Results:
+    """Run *plan* here or on another machine."""
+    from sparkwright.distributed import parse_cluster
+    from sparkwright.distributed.cluster import Cluster
+    from sparkwright.store import open_store
+    from sparkwright.store.remote import open_tier
+    from sparkwright.verify.remote import verify_remotely
+    from sparkwright.verify.runner import run_verification
 
     if cluster and (resume is not None or offline):
         raise ConfigError(
@@ -144,25 +141,18 @@ def execute(
             because="a run on another machine begins there, and needs its network",
             next_step="leave out one of them",
         )
-    plan = plan_of(options)
-    if only_plan:
-        show_plan(plan, as_json=as_json)
-        return None, {}
-    folder = (resume or out or evidence_folder(options.title)).absolute()
-    log(folder)
-    if resume is None:
-        tell_plan(plan)
-    if not cluster:
-        check_before_verify(options, offline=offline, force=force)
-    with counting_machines() as done:
-        if cluster:
-            from sparkwright.verify.remote import verify_remotely
-
-            with opened_cluster(cluster) as machines:
-                return verify_remotely(machines, options, folder), done
-        from sparkwright.verify.runner import run_verification
-
-        return run_verification(plan, folder, key, offline=offline, refusal=refusal), done
+    folder = (resume or out or evidence_folder(plan.options.title)).absolute()
+    with _kept(folder):
+        if resume is None:
+            found = plan.estimate()
+            cells, requests, tokens = found.totals
+            emit("verify.planned", seconds=found.seconds, cells=cells, requests=requests, tokens=tokens)
+        if not cluster:
+            check_before_verify(plan.options, offline=offline, force=force)
+            return run_verification(plan, folder, key, offline=offline, refusal=refusal)
+        machines, store = parse_cluster(cluster), open_store(remote=open_tier())
+        with store.running():
+            return verify_remotely(Cluster(address=machines, store=store), plan.options, folder)
 
 
 def _attach(results: Results, options: VerifyOptions) -> None:
@@ -265,30 +255,15 @@ def evidence_folder(name: str) -> Path:
 
 
 @contextlib.contextmanager
-def showing_run(*, quiet: bool) -> Iterator[Any]:
-    """Show events, and keep them in the run's folder once that is known."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(showing_events(quiet=quiet))
-        folder, made = Path(), list[Path]()
-
-        def keep(run: Path) -> None:
-            nonlocal folder, made
-            folder = run
-            made = [place for place in (run, *run.parents) if not place.exists()]
-            from sparkwright.store import storing
-
-            with storing(f"writing to {run}", instead="name another folder: --out FOLDER"):
-                log = JsonlSink(run / _EVENTS)
-            stack.enter_context(contextlib.closing(log))
-            stack.enter_context(subscribe(log))
-
-        try:
-            yield keep
-        except (SparkwrightError, click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
-            _remove_unbegun(made)
-            raise
-        except Exception as error:
-            raise unforeseen(error, folder) from error
+def _kept(folder: Path) -> Iterator[None]:
+    """Keep the events of the run in *folder*, which goes again if the run does not begin."""
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    try:
+        with events_kept(folder, "name another folder: --out FOLDER"):
+            yield
+    except (SparkwrightError, *NOT_OURS):
+        _remove_unbegun(made)
+        raise
 
 
 def _remove_unbegun(made: list[Path]) -> None:
@@ -303,100 +278,59 @@ def _remove_unbegun(made: list[Path]) -> None:
 # What is shown -------------------------------------------------------------------------------------------
 
 
-def show_results(
-    results: Results, *, as_json: bool, machines: Mapping[str, Counter[str]] | None = None
-) -> None:
-    """Print *results*, and what other machines did.
-
-    Raises:
-        VerdictError: something failed.
-        UndecidedError: something could not be decided.
-    """
-    if as_json:
-        print_json({**results.described, **machines_summary(dict(machines or {}))})
-    else:
-        _show(results)
-        for heading, told in machines_rows(dict(machines or {})):
-            click.echo(f"{heading:8} {told}")
-    _raise_for(results)
-
-
-def show_plan(plan: Plan, *, as_json: bool) -> None:
-    """Print the cells of *plan*, and how long they take by typical rates."""
-    found = plan.estimate()
-    names = ("measurements", "requests", "tokens")
-    if as_json:
-        checks = {
-            share.check: dict(zip((*names, "seconds"), _sizes(share), strict=True)) for share in found.shares
-        }
-        totals = dict(zip(names, found.totals, strict=True))
-        print_json({"checks": checks, **totals, "starts": found.starts, "seconds": round(found.seconds, 1)})
-        return
-    rows: list[tuple[str, ...]] = [("check", *names, "about")]
-    rows += [
-        (share.check, *map("{:,}".format, _sizes(share)[:3]), human_seconds(share.seconds))
-        for share in found.shares
-        if share.cells
-    ]
-    if found.before_s:
-        rows.append(("starts", "", "", "", human_seconds(found.before_s)))
-    rows.append(("together", *map("{:,}".format, found.totals), human_seconds(found.seconds)))
-    widths = [max(len(row[place]) for row in rows) for place in range(5)]
-    for row in rows:
-        _, *rest = (text.rjust(width) for text, width in zip(row, widths, strict=True))
-        click.echo("  ".join([row[0].ljust(widths[0]), *rest]))
-
-
-def tell_plan(plan: Plan) -> None:
-    """Tell how long *plan* takes, before anything is started."""
-    from sparkwright.base.events import emit
-
-    found = plan.estimate()
-    cells, requests, tokens = found.totals
-    emit("verify.planned", seconds=found.seconds, cells=cells, requests=requests, tokens=tokens)
-
-
-def _sizes(share: Share) -> tuple[int, int, int, float]:
-    return share.cells, share.requests, share.tokens, round(share.seconds, 1)
-
-
-def _show(results: Results) -> None:
+def shown(results: Results) -> Result:
+    """Return *results*, and the error of what did not pass."""
     from rich.console import Console
 
     from sparkwright.verify.report import render_terminal
 
-    render_terminal(results.run, Console(highlight=False))
-    for path, size, sha256 in results.files:
-        click.echo(f"{path.name:<13} {path}  {human_size(size)}  sha256 {sha256}")
-    click.echo(f"next     open {results.report}")
+    files = [
+        f"{path.name:<13} {path}  {human_size(size)}  sha256 {sha256}" for path, size, sha256 in results.files
+    ]
+    verdict = partial(render_terminal, results.run, Console(highlight=False))
+    return Result(results.described, [verdict, *files, ("next", f"open {results.report}")], _failure(results))
 
 
-def _raise_for(results: Results) -> None:
-    """Do nothing if all was passed.
+def shown_plan(plan: Plan) -> Result:
+    """Return the cells of *plan*, and how long they take by typical rates."""
+    found = plan.estimate()
+    names = ("measurements", "requests", "tokens")
+    sizes = {one.check: (one.cells, one.requests, one.tokens) for one in found.shares}
+    seconds = {one.check: one.seconds for one in found.shares}
+    rows = [
+        (check, *map("{:,}".format, size), human_seconds(seconds[check]))
+        for check, size in sizes.items()
+        if size[0]
+    ]
+    rows += [("starts", "", "", "", human_seconds(found.before_s))] if found.before_s else []
+    rows.append(("together", *map("{:,}".format, found.totals), human_seconds(found.seconds)))
+    checks = {
+        check: {**dict(zip(names, size, strict=True)), "seconds": round(seconds[check], 1)}
+        for check, size in sizes.items()
+    }
+    totals = dict(zip(names, found.totals, strict=True))
+    return Result(
+        {"checks": checks, **totals, "starts": found.starts, "seconds": round(found.seconds, 1)},
+        [Table(("check", *names, "about"), rows)],
+    )
 
-    Raises:
-        VerdictError: something failed.
-        UndecidedError: something could not be decided.
-    """
+
+def _failure(results: Results) -> SparkwrightError | None:
+    """Return the error of a run that failed or is undecided, which names the causes."""
     from sparkwright.engine.findings import Verdict
     from sparkwright.verify.report.overview import consequences
 
     if results.verdict is Verdict.PASS:
-        return
+        return None
     run, followers = results.run, consequences(results.run)
     worst = [
         finding
         for place, finding in enumerate(run.findings)
         if finding.verdict is run.verdict and place not in followers
     ]
-    kind = VerdictError if results.verdict is Verdict.FAIL else UndecidedError
-    what = (
-        "the server does not serve as it should"
-        if kind is VerdictError
-        else f"the verdict is {results.verdict}"
-    )
-    raise kind(
-        what,
+    failed = results.verdict is Verdict.FAIL
+    return (VerdictError if failed else UndecidedError)(
+        "the server does not serve as it should" if failed else f"the verdict is {results.verdict}",
         because="\n".join(f"{finding.check}: {finding.cause}" for finding in worst[:5]),
         next_step=f"open {results.report}",
     )

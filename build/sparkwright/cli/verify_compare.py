@@ -12,8 +12,10 @@ import click
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.globals import Command, takes
-from sparkwright.cli.options import Numbers, machines_option
-from sparkwright.cli.output import unforeseen
+from sparkwright.cli.options import NUMBERS, machines_option
+from sparkwright.cli.output import crashes_kept
+from sparkwright.cli.result import Result
+from sparkwright.cli.terminal import showing_events
 from sparkwright.cli.verify_options import (
     DEFAULT_RECIPE,
     FAULTS,
@@ -56,7 +58,7 @@ _TAKEN = {
 @UNLOCKED
 @click.option("--demo", is_flag=True, help="Start simulators, without any GPU.")
 @FAULTS
-@click.option("--levels", type=Numbers(), default=(), help="Requests at a time.  [default: 1,8,32]")
+@click.option("--levels", type=NUMBERS, default=(), help="Requests at a time.  [default: 1,8,32]")
 @click.option("--boots", type=click.IntRange(min=1), help="Starts of each of two servers, no more.")
 @click.option("--also-before", multiple=True, metavar="RUN", help="Another finished run before it.")
 @click.option("--also-after", multiple=True, metavar="RUN", help="Another finished run after it.")
@@ -85,7 +87,7 @@ def command(
     quiet: bool,
     as_json: bool,
     **asked: Any,
-) -> None:
+) -> Result:
     """Compare AFTER with BEFORE: two finished runs, two wheels, or two recipes; or settings of one recipe.
 
     Runs are folders of 'sparkwright verify' with the same profile and seed; answers, tasks, failures and
@@ -103,33 +105,35 @@ def command(
         recorded_options,
         refuse_stated,
         require_libraries,
-        show_results,
-        showing_run,
+        shown,
+        shown_plan,
     )
 
     require_libraries()
+    from sparkwright.verify.plan import plan_of
+
     kind = "" if resume else _compared(before, after, vary)
     if kind:
         refuse_stated(context, f"an option does not go with a comparison of {kind}", _TAKEN[kind])
-    if kind == "finished runs":
-        old, new = (
-            [Path(one) for one in (side, *also) if one]
-            for side, also in ((before, also_before), (after, also_after))
-        )
-        folder = (out or evidence_folder("compare")).absolute()
-        show_results(_runs(old, new, folder, quiet=quiet or as_json), as_json=as_json)
-        return
-    with showing_run(quiet=quiet or as_json) as log:
+    with showing_events(quiet=quiet or as_json):
+        if kind == "finished runs":
+            old, new = (
+                [Path(one) for one in (side, *also) if one]
+                for side, also in ((before, also_before), (after, also_after))
+            )
+            return shown(_runs(old, new, (out or evidence_folder("compare")).absolute()))
         if resume is not None:
             options = recorded_options(context, resume, {**asked, "url": ""}, "")
         else:
             options = _options_of(kind, str(before), after, vary, asked)
-        results, done = execute(
-            options, log, out=out, resume=resume, cluster=cluster, offline=offline, only_plan=only_plan,
-            as_json=as_json, refusal=partial(refusal_of, offline=offline),
+        plan = plan_of(options)
+        if only_plan:
+            return shown_plan(plan)
+        results = execute(
+            plan, out=out, resume=resume, cluster=cluster, offline=offline,
+            refusal=partial(refusal_of, offline=offline),
         )  # fmt: skip
-    if results is not None:
-        show_results(results, as_json=as_json, machines=done)
+    return shown(results)
 
 
 def _compared(before: str | None, after: str | None, vary: Sequence[str]) -> str:
@@ -161,13 +165,12 @@ def _compared(before: str | None, after: str | None, vary: Sequence[str]) -> str
     )
 
 
-def _runs(before: Sequence[Path], after: Sequence[Path], folder: Path, *, quiet: bool) -> Results:
+def _runs(before: Sequence[Path], after: Sequence[Path], folder: Path) -> Results:
     """Compare finished runs and write the results to *folder*.
 
     Raises:
         ConfigError: a place is no run, or a side has none.
     """
-    from sparkwright.cli.terminal import showing_events
     from sparkwright.verify.checks.runs import compare_runs
     from sparkwright.verify.results import load_run, write_report
 
@@ -182,12 +185,9 @@ def _runs(before: Sequence[Path], after: Sequence[Path], folder: Path, *, quiet:
             because=f"{twice[0]} was named twice",
             next_step="name each run once, before or after",
         )
-    with showing_events(quiet=quiet):
-        try:
-            old, new = ([load_run(place) for place in side] for side in (before, after))
-            return write_report(compare_runs(old, new), folder)
-        except (ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise unforeseen(error, folder) from error
+    with crashes_kept(folder):
+        old, new = ([load_run(place) for place in side] for side in (before, after))
+        return write_report(compare_runs(old, new), folder)
 
 
 def _options_of(

@@ -10,7 +10,8 @@ from typing import Any
 import click
 
 from sparkwright.cli.globals import Command, takes
-from sparkwright.cli.options import Names
+from sparkwright.cli.options import NAMES
+from sparkwright.cli.result import Result
 from sparkwright.cli.terminal import showing_events
 from sparkwright.cli.verify_options import MODEL, OUT
 
@@ -19,7 +20,7 @@ from sparkwright.cli.verify_options import MODEL, OUT
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 @click.option("--url", required=True, help="The server to evaluate.")
 @MODEL
-@click.option("--tasks", type=Names(), required=True, help="Tasks of lm-evaluation-harness.")
+@click.option("--tasks", type=NAMES, required=True, help="Tasks of lm-evaluation-harness.")
 @click.option("--chat", is_flag=True, help="Send chats, in the model's template, instead of raw prompts.")
 @click.option("--concurrency", type=click.IntRange(min=1), default=8, show_default=True)
 @click.option(
@@ -39,7 +40,7 @@ def command(
     quiet: bool,
     as_json: bool,
     **asked: Any,
-) -> None:
+) -> Result:
     """Evaluate tasks with the server at --url, by lm-evaluation-harness.
 
     It runs as a process of its own: in this environment if it is there, by --python in another, else in one
@@ -47,7 +48,7 @@ def command(
     Tasks that generate text are supported. With --before, a task that lost surely more questions than it won
     fails.
     """
-    from sparkwright.cli.verify import evidence_folder, require_libraries, show_results
+    from sparkwright.cli.verify import evidence_folder, require_libraries, shown
 
     require_libraries()
     from sparkwright.engine.client import Endpoint, check_endpoint, open_session
@@ -71,4 +72,4 @@ def command(
         folder = (out or evidence_folder(f"{VerifyOptions(url=url).title}-eval")).absolute()
         scores = evaluate(request, folder, default_home() / "evaluation")
         results = write_report(evaluation_run(request, scores, earlier), folder)
-    show_results(results, as_json=as_json)
+    return shown(results)

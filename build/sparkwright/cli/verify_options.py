@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.cli.options import Names, Numbers, Rates
+from sparkwright.cli.options import NAMES, NUMBERS, RATES
 from sparkwright.verify.options import VerifyOptions
 
 DEFAULT_RECIPE = "qwen3.6-27b-dflash"
@@ -66,9 +66,9 @@ OPTIONS = (
         default="",
         help="How much: quick (20 min, the default), full (hours), cpu, or smoke (tiny models, any GPU).",
     ),
-    click.option("--checks", type=Names(), default=(), help="Run only these, such as boot,sweep."),
-    click.option("--levels", type=Numbers(), default=(), help="Concurrencies of the sweep, such as 1,8,64."),
-    click.option("--categories", type=Names(), default=(), help="Categories of prompts."),
+    click.option("--checks", type=NAMES, default=(), help="Run only these, such as boot,sweep."),
+    click.option("--levels", type=NUMBERS, default=(), help="Concurrencies of the sweep, such as 1,8,64."),
+    click.option("--categories", type=NAMES, default=(), help="Categories of prompts."),
     click.option(
         "--prompts",
         type=click.Path(exists=True, dir_okay=False),
@@ -78,7 +78,7 @@ OPTIONS = (
     click.option(
         "--rate",
         "rates",
-        type=Rates(),
+        type=RATES,
         default=(),
         help="Also send the sweep's prompts at these rates a second, such as 0.5,2, whatever has ended.",
     ),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,8 @@ def command(
             next_step=f"{BUMP} --patchset {job.spec.file}, and commit that",
         )
     state = apply(job)
-    return Result(_summary(job, state), list(_shown(job, state)))
+    summary = _summary(job, state)
+    return Result(summary, list(_shown(job, state, summary)))
 
 
 def _plan(job: Job) -> Result:
@@ -164,17 +165,14 @@ def _proof(state: BuildState, carry: str) -> str:
     return "none, allowed" if require(state.report).outcome(carry).kind.wants_proof else ""
 
 
-def _shown(job: Job, state: BuildState) -> Iterator[Part]:
-    wheel, report, path = require(state.wheel), require(state.report), require(state.placed)
+def _shown(job: Job, state: BuildState, summary: Mapping[str, Any]) -> Iterator[Part]:
     titles = {carry.name: carry.spec.title for carry in job.spec.carries}
-    rows = [
-        (outcome.carry, str(outcome.kind), _proof(state, outcome.carry), titles[outcome.carry])
-        for outcome in report.outcomes
-    ]
-    yield Table(("carry", "outcome", "proof", "what it does"), rows)
-    yield "wheel", path
-    yield "size", f"{human_size(wheel.size)} ({wheel.size} bytes)"
-    yield "sha256", wheel.sha256
+    carries = [{**entry, "title": titles[entry["name"]]} for entry in summary["carries"]]
+    columns = {"carry": "name", "outcome": "outcome", "proof": "proof", "what it does": "title"}
+    yield Table.of(carries, columns)
+    yield "wheel", summary["path"]
+    yield "size", f"{human_size(summary['size'])} ({summary['size']} bytes)"
+    yield "sha256", summary["sha256"]
     yield "revision", told_revision(job.spec)
     yield "pin", _told_pin(job)
     if job.spec.arch is None:
@@ -183,7 +181,7 @@ def _shown(job: Job, state: BuildState) -> Iterator[Part]:
     else:
         yield from _shown_kernels(job, state)
     yield "index", job.out / "simple"
-    yield "next", install_command(path)
+    yield "next", summary["install"]
 
 
 def native_hint(checkout: Checkout) -> str:

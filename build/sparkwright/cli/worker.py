@@ -17,8 +17,7 @@ from sparkwright.store import open_store
 
 
 @click.command("worker", cls=Command, hidden=True)
-@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Most tasks at once; by default one a core.")
-def command(*, jobs: int | None) -> None:
+def command() -> None:
     """Run tasks of a command on another machine, which starts this over ssh with --cluster.
 
     The machine offers its cores, free memory and card. Settings come as the first line of standard input, and
@@ -28,20 +27,19 @@ def command(*, jobs: int | None) -> None:
     from sparkwright.distributed.tasks import Offer, WorkerSettings
     from sparkwright.distributed.worker import TaskRunner, serve
     from sparkwright.native.schedule import default_reserve_mib
-    from sparkwright.store.remote import RemoteTier, read_remote_settings
+    from sparkwright.store.remote import open_tier
 
     try:
         given = decode_json(sys.stdin.buffer.readline(), WorkerSettings)
     except msgspec.MsgspecError as error:
         raise ConfigError("the settings on standard input cannot be read", because=str(error)) from error
     url = os.environ.get("SPARKWRIGHT_STORE_URL") or given.store_url  # it may have another address here
-    settings, now = read_remote_settings(url), look()
-    store = open_store(remote=None if settings is None else RemoteTier(settings))
+    store, now = open_store(remote=open_tier(url)), look()
     environment = {"SPARKWRIGHT_STORE_URL": url} if url else {}
     script = Path(sys.argv[0]).absolute()
     program = (sys.executable, *(("-m", "sparkwright") if script.name == "__main__.py" else (str(script),)))
     offer = Offer(
-        slots=jobs or now.cores,
+        slots=now.cores,
         mib=max(1, now.available_mib - default_reserve_mib(now)),
         has=_offers(),
     )

@@ -53,7 +53,6 @@ def resolve_runtime(
     machine: str,
     *,
     offline: bool = False,
-    as_of: str = "",
     overrides: Sequence[str] = (),
     extras: Sequence[str] = (),
 ) -> LockedRuntime:
@@ -63,7 +62,6 @@ def resolve_runtime(
         requirements: values of Requires-Dist.
         machine: the machine, such as ``aarch64``; it need not be this one.
         offline: ask no index: resolve from uv's cache.
-        as_of: a date; later files count as not there.
         overrides: requirements that count instead of those of the same project.
         extras: requirements on top.
 
@@ -74,7 +72,6 @@ def resolve_runtime(
     """
     words = ["pip", "compile", "--quiet", "--universal", "--python-version", OLDEST_PYTHON, "--no-header"]
     words += ["--format", "pylock.toml", *(["--offline"] if offline else [])]
-    words += ["--exclude-newer", as_of] if as_of else []
     words += ["--override", "overrides.txt"] if overrides else []
     with TemporaryDirectory() as name, task(f"resolve the runtime for {machine}"):
         folder = Path(name)

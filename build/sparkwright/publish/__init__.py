@@ -1,8 +1,7 @@
 """A folder of wheels as a static index that pip and uv read; open `index` first."""
 
 from sparkwright.publish.folder import dist_folder
-from sparkwright.publish.index import PublishedIndex, publish, require_plain, wheels_in
-from sparkwright.publish.pages import PublishedFile
+from sparkwright.publish.index import PublishedFile, PublishedIndex, publish, require_plain, wheels_in
 
 __all__ = [
     "PublishedFile",

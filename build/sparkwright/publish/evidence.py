@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -19,11 +20,13 @@ import msgspec
 from sparkwright import __version__
 from sparkwright.base.config import Model, decode_json, to_builtins
 from sparkwright.base.digests import sha256_bytes, sha256_file, to_json
-from sparkwright.base.errors import ArchiveError, MissingEvidenceError, WheelError
+from sparkwright.base.errors import ArchiveError, MissingEvidenceError, PublishError, WheelError
+from sparkwright.base.events import warn
 from sparkwright.companion.inspection import CompanionAudit
 from sparkwright.companion.package import is_companion
+from sparkwright.lock.runtime import beside, parse_runtime
 from sparkwright.publish.channel import stamp
-from sparkwright.publish.index import wheels_in
+from sparkwright.publish.index import PublishedFile, describe, runtime_page, runtimes_in, wheels_in
 from sparkwright.publish.policy import ChannelPolicy, EvidenceKind
 from sparkwright.publish.series import series_of
 from sparkwright.store import storing, write_atomically
@@ -266,3 +269,66 @@ def _proofs(wheel: Path, sha256: str) -> tuple[AttachedEvidence | None, str]:
     detail = {name: proof.get("key") for name, proof in proofs.items() if isinstance(proof, dict)}
     evidence = AttachedEvidence(kind="proofs", wheel=sha256, made="", detail={"proofs": detail})
     return evidence, ""
+
+
+# What is promoted ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A wheel that a channel's policy accepts.
+
+    Attributes:
+        file: what it is.
+        evidence: by which it is accepted.
+        runtime: its locked runtime; empty for none.
+    """
+
+    wheel: Path
+    file: PublishedFile
+    evidence: tuple[AttachedEvidence, ...] = ()
+    runtime: bytes = b""
+
+
+def gather(wheel: Path, channel: str, policy: ChannelPolicy, evidence: Path, patchsets: Path) -> Candidate:
+    """Return *wheel* with its evidence and runtime, as *policy* requires.
+
+    Args:
+        wheel: the wheel; a runtime that lies beside it is taken.
+        channel: the channel, for errors.
+        policy: the channel's.
+        evidence: the folder with the evidence of all wheels.
+        patchsets: the folder with the locked runtimes of series.
+
+    Raises:
+        MissingEvidenceError: evidence is missing; the error names the command for each kind.
+        PublishError: the runtime beside the wheel is of another one, or the wheel cannot be published.
+        ConfigError: a runtime does not follow its format.
+    """
+    file, _ = describe(wheel)
+    runtime = _runtime(wheel, file, patchsets)
+    digest = parse_runtime(runtime.decode(), f"the runtime of {wheel.name}").digest if runtime else ""
+    found = require_evidence(wheel, file.sha256, channel, policy, evidence, runtime=digest)
+    if not runtime and file.project == "vllm":
+        warn(
+            f"{wheel.name} is promoted without a locked runtime: outside a checkout it is served unlocked",
+            next_step=f"sparkwright lock runtime --series {stated_series(wheel)}, then promote it again",
+        )
+    return Candidate(wheel, file, found, runtime)
+
+
+def _runtime(wheel: Path, file: PublishedFile, patchsets: Path) -> bytes:
+    """Return the locked runtime of a wheel: the file beside it, else that of its series."""
+    path = beside(wheel)
+    if not path.is_file():
+        page = runtime_page(file, runtimes_in(patchsets))
+        return page[1] if page else b""
+    data = path.read_bytes()
+    own = [one.hashes for one in parse_runtime(data.decode(), str(path)).packages if one.name == file.project]
+    if own != [(file.sha256,)]:
+        raise PublishError(
+            f"{path.name} is not the runtime of the wheel beside it",
+            because=f"it does not name SHA-256 {file.sha256}",
+            next_step="write it again: sparkwright publish",
+        )
+    return data

@@ -1,12 +1,20 @@
-"""A static index, written beside the wheels that it lists."""
+"""A static index of wheels, written beside them: a simple repository.
+
+HTML after PEP 503, metadata links after PEP 658 and PEP 714. No page reads a clock: equal files give equal
+pages.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import html
 import os
+import posixpath
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
+from urllib.parse import quote
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
@@ -23,7 +31,6 @@ from sparkwright.lock.runtime import (
     read_runtime,
     runtime_name,
 )
-from sparkwright.publish.pages import BEGINNING, PAGE, PublishedFile, all_pages
 from sparkwright.publish.series import series_of
 from sparkwright.store import hold, storing, write_atomically
 from sparkwright.wheel.archive import open_archive
@@ -31,9 +38,45 @@ from sparkwright.wheel.checks import is_ours
 from sparkwright.wheel.names import WheelName, parse_name
 from sparkwright.wheel.stamp import header
 
+PAGE = "index.html"
+BEGINNING = b"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="pypi:repository-version" content="1.4">
+"""
+"""The beginning of each of our pages, by which they are known."""
+
+
 SIMPLE = "simple"
 _METADATA = ".metadata"
 _LOCK = ".publish.lock"
+
+
+@dataclass(frozen=True)
+class PublishedFile:
+    """One wheel as the index lists it.
+
+    Attributes:
+        project: its project's name, normalized after PEP 503.
+        version: its PEP 440 version.
+        sha256: digest of its bytes, 64 hex digits.
+        requires_python: PEP 440 specifier, or the empty string.
+        metadata_sha256: digest of its METADATA, 64 hex digits.
+    """
+
+    project: str
+    version: str
+    filename: str
+    sha256: str
+    size: int
+    requires_python: str
+    metadata_sha256: str
+
+    @property
+    def order(self) -> tuple[Version, str]:
+        """The sort key of files."""
+        return Version(self.version), self.filename
 
 
 @dataclass(frozen=True)
@@ -266,3 +309,45 @@ def _remove_stale(folder: Path, pages: Collection[str]) -> tuple[str, ...]:
             with contextlib.suppress(OSError):  # it contains other files
                 path.parent.rmdir()
     return tuple(removed)
+
+
+# Pages ----------------------------------------------------------------------
+
+
+def all_pages(files: Sequence[PublishedFile]) -> dict[str, bytes]:
+    """Return every page over *files* by path in ``simple/``, in the order in which they may be written."""
+    ordered = sorted(files, key=lambda file: (file.project, file.order))
+    pages: dict[str, bytes] = {}
+    for project, group in groupby(ordered, key=lambda file: file.project):
+        pages[f"{project}/{PAGE}"] = project_page(project, tuple(group))
+    links = [f'<a href="{quote(name)}/">{html.escape(name)}</a>' for name in map(posixpath.dirname, pages)]
+    return {**pages, PAGE: _page("Simple index", links)}
+
+
+def project_page(project: str, files: Sequence[PublishedFile]) -> bytes:
+    """Return the page of *project*; ``+`` in addresses is ``%2B``, which is never read as a space."""
+    return _page(f"Links for {project}", [_anchor(file) for file in files])
+
+
+def _anchor(file: PublishedFile) -> str:
+    attributes = {"href": f"../../{quote(file.filename, safe='')}#sha256={file.sha256}"}
+    if file.requires_python:
+        attributes["data-requires-python"] = file.requires_python
+    # Clients older than PEP 714 read the attribute under its first name only.
+    for name in ("data-dist-info-metadata", "data-core-metadata"):
+        attributes[name] = f"sha256={file.metadata_sha256}"
+    listed = " ".join(f'{name}="{html.escape(value)}"' for name, value in attributes.items())
+    return f"<a {listed}>{html.escape(file.filename)}</a>"
+
+
+def _page(title: str, links: Sequence[str]) -> bytes:
+    lines = [
+        f"<title>{html.escape(title)}</title>",
+        "</head>",
+        "<body>",
+        f"<h1>{html.escape(title)}</h1>",
+        *(f"{link}<br>" for link in links),
+        "</body>",
+        "</html>",
+    ]
+    return BEGINNING + ("\n".join(lines) + "\n").encode()

@@ -14,7 +14,7 @@ from sparkwright.lock import Artifact
 from sparkwright.native.model import Target
 from sparkwright.publish.channel import ChannelState, ListedWheel
 from sparkwright.publish.folder_target import FolderTarget
-from sparkwright.publish.mirror import HttpMirror, open_mirror
+from sparkwright.publish.places import HttpMirror, open_mirror
 from sparkwright.publish.series import series_of
 from sparkwright.publish.target import Mirror, require_signed
 from sparkwright.publish.trust import Trust

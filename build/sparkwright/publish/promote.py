@@ -22,7 +22,6 @@ import msgspec
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import ExpiredChannelError, PublishError, UnknownNameError, UntrustedKeyError
 from sparkwright.base.events import emit, task
-from sparkwright.publish.candidate import Candidate
 from sparkwright.publish.channel import (
     CLOCK_SKEW,
     ChannelAction,
@@ -34,7 +33,7 @@ from sparkwright.publish.channel import (
     stamp,
     state_path,
 )
-from sparkwright.publish.evidence import stated_series
+from sparkwright.publish.evidence import Candidate, stated_series
 from sparkwright.publish.keys import ChannelKeys, load_publisher
 from sparkwright.publish.lease import Lease
 from sparkwright.publish.policy import ChannelPolicy

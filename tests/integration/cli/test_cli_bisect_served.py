@@ -88,7 +88,8 @@ def test_a_carry_is_named_by_what_is_served_on_another_machine(reachable: World,
     plant(reachable, "repeated-token", alone=True)
     ran = reachable.good(*words(reachable, host=host))
     assert culprits(ran) == ["culprit:added"]
-    assert set(ran.json["machines"]) == {f"127.0.0.1:{host.sshd.port}"}
+    served = [event for event in reachable.events() if event["kind"] == "step.finished"]
+    assert {event["machine"] for event in served} == {f"127.0.0.1:{host.sshd.port}"}
     assert "--cluster=ssh://" in ran.json["check"][0]
     assert not host.workers()
 

@@ -78,6 +78,20 @@ def test_what_was_verified_is_what_is_installed(world: World, published: Channel
     assert (changed.returncode != 0, "ash mismatch" in changed.stderr) == (True, True), changed.stderr
 
 
+def test_it_is_said_that_an_address_is_written_without_its_password(
+    world: World, published: ChannelWorld
+) -> None:
+    file = world.folder / "wanted.txt"
+    with served(published.published) as (address, _):
+        place = f"{address}/channels/nightly"
+        pin(world, place, published)
+        for part, told in (("user:secret@", True), ("", False)):
+            named = place.replace("://", f"://{part}")
+            ran = world.good("channel", "verify", named, "--requirements", file)
+            assert (".netrc" in ran.out) is told
+            assert "secret" not in f"{ran.said}{file.read_text()}"
+
+
 def test_requirements_are_refused_where_nothing_signed_holds_them(
     world: World, published: ChannelWorld
 ) -> None:

@@ -201,10 +201,6 @@ class TestDoctor:
         assert ran.status == 10
         assert "disk: " in ran.err
 
-    def test_an_old_python(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("sys.version_info", (3, 10, 14, "final", 0))
-        assert self.verdicts(world)["python"] == "fail"
-
     @pytest.mark.parametrize("text", ["git version 2.37.9", "no idea"])
     def test_an_old_git(self, world: World, text: str) -> None:
         world.good("status")

@@ -59,7 +59,7 @@ def test_new_overwrites_nothing_and_names_what_cannot_be_read(
     assert main(["recipe", "new", str(tmp_path / "none"), "--offline"]) == 10
     assert "cannot be read" in capsys.readouterr().err
     assert main(["recipe", "new", str(model), "--speculative", "mtp"]) == 10
-    assert "--speculative is no JSON" in capsys.readouterr().err
+    assert "--speculative is no object of JSON" in capsys.readouterr().err
     assert out.read_text() == "mine"
 
 

@@ -24,7 +24,8 @@ from sparkwright.base.errors import (
     ServerError,
     UnknownNameError,
 )
-from sparkwright.cli.main import main
+from sparkwright.cli.serve import _watching
+from sparkwright.recipes import load_recipe
 
 RECIPE = "rehearsal-smollm2"
 
@@ -321,6 +322,10 @@ def test_a_taken_port_is_found_before_anything_starts(staged: World) -> None:
     assert not list((staged.store.home / "serve" / "runs").rglob("server.log"))
 
 
-def test_a_limit_of_a_watch_that_is_not_kept_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "smoke", "--dry-run", "--stall-seconds", "30"]) == 10
-    assert "add --watch" in capsys.readouterr().err
+def test_a_limit_of_the_watch_turns_it_on() -> None:
+    recipe = load_recipe("smoke")
+    asked = _watching(recipe, {"watch": False, "stall_s": 30.0})
+    assert asked is not None
+    assert asked.limits.stall_s == 30.0
+    assert _watching(recipe, {"watch": False, "stall_s": None}) is None
+    assert _watching(recipe, {"watch": True, "stall_s": None}) is not None

@@ -6,6 +6,6 @@ new results by it.
 """
 
 from sparkwright.store.remote.settings import RemoteSettings, read_remote_settings
-from sparkwright.store.remote.tier import RemoteTier
+from sparkwright.store.remote.tier import RemoteTier, open_tier
 
-__all__ = ["RemoteSettings", "RemoteTier", "read_remote_settings"]
+__all__ = ["RemoteSettings", "RemoteTier", "open_tier", "read_remote_settings"]

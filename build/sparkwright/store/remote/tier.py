@@ -30,7 +30,7 @@ from sparkwright.store.remote.entries import (
     place_of,
 )
 from sparkwright.store.remote.keys import WriterKey, by_id, find_key, require_key
-from sparkwright.store.remote.settings import RemoteSettings
+from sparkwright.store.remote.settings import RemoteSettings, read_remote_settings
 
 T = TypeVar("T")
 
@@ -310,3 +310,13 @@ class RemoteTier:
         except RemoteFailure as failure:
             return bytes(found), str(failure)
         return bytes(found), "yes"
+
+
+def open_tier(url: str = "") -> RemoteTier | None:
+    """Return the tier that the user configured, or that of *url*; `None` without any.
+
+    Raises:
+        ConfigError: see `read_remote_settings`.
+    """
+    settings = read_remote_settings(url)
+    return None if settings is None else RemoteTier(settings)

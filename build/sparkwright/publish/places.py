@@ -1,19 +1,25 @@
-"""Copies of a target as readers find them: a folder, or files behind HTTP."""
+"""Places by their addresses: the targets of publishers, and the copies of them that readers find.
+
+A target is a path or ``file:///srv/wheels``, or ``s3://BUCKET/PREFIX?endpoint=…`` for an S3-compatible store;
+a copy is a folder, or files behind HTTP.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
-from urllib.parse import quote, unquote, urlsplit, urlunsplit
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit, urlunsplit
 
 from sparkwright.base.digests import CHUNK
 from sparkwright.base.errors import ConfigError, FetchError, NotInStoreError
 from sparkwright.publish.channel import CHANNELS, require_channel_name
 from sparkwright.publish.folder_target import FolderTarget
-from sparkwright.publish.target import MOST_BYTES, Mirror, Stored, checked_path, hashed
-from sparkwright.upstream import IndexSettings
+from sparkwright.publish.s3_target import S3Target
+from sparkwright.publish.target import MOST_BYTES, Mirror, Stored, Target, checked_path, hashed
+from sparkwright.upstream import IndexSettings, read_settings
 
 if TYPE_CHECKING:
     import requests
@@ -21,6 +27,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+_KINDS = "the kinds are a folder, file:// and s3://"
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 # S3 answers 403 for a file that is not there, to those who may not list the bucket.
 _NOT_FOUND = (403, 404, 410)
 
@@ -148,3 +156,56 @@ def open_mirror(place: str, settings: IndexSettings) -> tuple[Mirror, str]:
         root = urlunsplit((parts.scheme, parts.netloc, base.rstrip("/"), "", ""))
         return HttpMirror(root, settings), channel
     return FolderTarget(Path(base or "/")), channel
+
+
+def open_target(address: str) -> Target:
+    """Return the target at *address*; nothing is sent yet.
+
+    Credentials never are in an address: those of S3 are the environment's.
+
+    Raises:
+        ConfigError: it is no such address.
+    """
+    if "://" not in address:
+        return FolderTarget(Path(address).absolute()) if address else _refuse(address, "it is empty")
+    parts, endpoint = _split(address)
+    path = unquote(parts.path)
+    if parts.scheme == "file":
+        if parts.netloc not in {"", "localhost"} or not path:
+            _refuse(address, "a folder's address is file:///PATH")
+        return FolderTarget(Path(path))
+    if not _BUCKET.fullmatch(parts.netloc):
+        _refuse(address, f"{parts.netloc!r} is no name of a bucket")
+    prefix = path.strip("/")
+    if prefix and any(part in {"", ".", ".."} for part in prefix.split("/")):
+        _refuse(address, "its path has an empty, . or .. part")
+    return S3Target(parts.netloc, prefix, endpoint, settings=read_settings())
+
+
+def _split(address: str) -> tuple[SplitResult, str]:
+    """Return the parts of *address*, and the endpoint that it sets; empty for none."""
+    try:
+        parts = urlsplit(address)
+        settings = parse_qsl(parts.query, strict_parsing=bool(parts.query), keep_blank_values=True)
+    except ValueError as error:
+        _refuse(address, str(error))
+    if parts.scheme not in {"file", "s3"}:
+        _refuse(address, _KINDS)
+    if "@" in parts.netloc:
+        _refuse(address, "it contains credentials; put them into the environment")
+    if parts.fragment or not address.isprintable() or " " in address:
+        _refuse(address, "it has a fragment, a space or a control character")
+    endpoint = ""
+    for key, value in settings:
+        if parts.scheme == "file" or key != "endpoint":
+            _refuse(address, f"{key!r} is none of its settings; s3:// has endpoint, and file:// none")
+        if urlsplit(value).scheme not in {"http", "https"}:
+            _refuse(address, f"{key} is not an http or https address")
+        endpoint = value.rstrip("/")
+    return parts, endpoint
+
+
+def _refuse(address: str, because: str) -> NoReturn:
+    """Refuse *address*, shown without what may be a password."""
+    shown = re.sub(r"//[^/]*@", "//***@", address)
+    raise ConfigError(f"{shown!r} is no address of a target", because=because, next_step=_KINDS)
