@@ -32,7 +32,7 @@ _OF_THE_RUN = frozenset({"words", "attempted", "listing"})
 
 
 @click.command("bisect", cls=Command)
-@click.argument("words", nargs=-1, metavar="[GOOD BAD | status [ID]]")
+@click.argument("words", nargs=-1, metavar="[GOOD BAD | status ID]")
 @click.option(
     "--judge", metavar="JUDGE", help="The judge, such as 'probe FILE', 'verify CHECK', 'run COMMAND'."
 )
@@ -75,7 +75,7 @@ def command(
     'verify CHECK' rehearses candidates on the CPU; with --recipe it serves their wheels on a card, here or on
     the machine of --cluster.
 
-    'bisect status' lists bisections, and 'bisect status ID' derives the result of one again from its journal.
+    'bisect status ID' derives the result of a bisection again from its journal, or says how far it is.
     The same command again resumes one that was stopped.
     """
     from sparkwright.search.engine import bisect
@@ -83,7 +83,7 @@ def command(
     from sparkwright.verify.verifier import VERIFIER
 
     if words[:1] == ("status",):
-        return _replay(session, words[1]) if words[1:] else _status(session)
+        return _replay(session, *words[1:2])
     attempted, listing = arguments.pop("attempted"), arguments.pop("listing")
     options = _options(words, arguments, listing=listing)
     build = BuildOptions(**vars(target), offline=session.offline)
@@ -181,7 +181,7 @@ def _try(session: Session, search: Search, attempted: str) -> Result:
     )
 
 
-def _replay(session: Session, identity: str) -> Result:
+def _replay(session: Session, identity: str = "") -> Result:
     """Derive a result again from its journal, and judge nothing."""
     from sparkwright.search.engine import status
 
@@ -192,46 +192,10 @@ def _replay(session: Session, identity: str) -> Result:
     if state.result is None:
         raise BisectionError(
             f"bisection {folder.name} has not ended",
-            because="its journal holds too few evaluations",
+            because=f"its journal holds {state.evaluations} evaluations, and about {state.left:.0f} are left",
             next_step="run its command again: it resumes",
         )
     return _finished(folder, state.problem, state.result)
-
-
-def _status(session: Session) -> Result:
-    from sparkwright.search.engine import status
-    from sparkwright.search.report import headline
-
-    journals = sorted(_root(session).glob("*/journal.jsonl"), key=lambda path: path.parent.stat().st_mtime)
-    folders = [path.parent for path in journals]
-    states = [(folder, status(folder)) for folder in folders]
-    described = [
-        {
-            "id": folder.name,
-            "start": state.problem.start,
-            "end": state.problem.end,
-            "judge": state.problem.judge,
-            "changes": len(state.problem.changes),
-            "evaluations": state.evaluations,
-            "seconds": state.seconds,
-            "result": to_builtins(state.result),
-            "next": state.next,
-            "refused": str(state.refused or ""),
-        }
-        for folder, state in states
-    ]
-    rows = [
-        (
-            folder.name,
-            f"{state.problem.start} → {state.problem.end}",
-            state.problem.judge,
-            f"{state.evaluations} in {human_seconds(state.seconds)}",
-            headline(state.problem, state.result) if state.result else str(state.refused or "not ended"),
-        )
-        for folder, state in states
-    ]
-    table = Table(("id", "ends", "judge", "evaluations", "result"), rows)
-    return Result(described, [table if rows else "no bisection was started in this checkout"])
 
 
 def _finished(folder: Path, problem: SearchProblem, result: SearchResult) -> Result:
