@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -226,3 +227,40 @@ def test_a_secret_is_known_by_its_value_and_in_a_list_too(text: str) -> None:
     written = recipe_text(import_recipe(text)[0])
     assert "word" not in written
     assert "hf_abc" not in written
+
+
+@pytest.mark.parametrize("name", ["JWT", "X_AUTH", "DB_PWD", "BEARER", "PROXY_AUTHORIZATION"])
+def test_a_secret_is_known_by_its_name(name: str) -> None:
+    text = f"docker run --header '{name}: word' -e {name}=word -e AUTHOR=me vllm/vllm-openai org/m"
+    recipe, remarks = import_recipe(text)
+    assert recipe.environment == {"AUTHOR": "me"}
+    assert name in {one.what for one in remarks}
+    assert "word" not in f"{recipe_text(recipe)} {remarks}"
+
+
+def test_a_secret_in_a_description_or_the_models_address_is_not_kept() -> None:
+    token = "hf_abcdefghijklmnopqrst"  # noqa: S105 - of nobody
+    text = "model: org/m\nname: {0}\ndescription: {0} of mine\n"
+    assert import_recipe(text.format("Mine"))[0].title == "Mine of mine"
+    recipe = import_recipe(text.format(token))[0]
+    assert (recipe.title, recipe.name) == ("… of mine", "imported")
+    for address in ("s3://me:word@host/m", "https://host/m?token=word"):
+        with pytest.raises(ConfigError, match="holds a secret") as caught:
+            import_recipe(f"vllm serve '{address}'")
+        assert "word" not in str(caught.value)
+    assert import_recipe("vllm serve s3://bucket/m")[0].model == "s3://bucket/m"
+
+
+def test_another_commands_output_is_one_word() -> None:
+    text = "vllm serve org/m --seed $(date -u '+%s') --x `nproc --all` --max-num-seqs 4"
+    recipe, remarks = import_recipe(text)
+    assert recipe.flags == {"max-num-seqs": 4}
+    assert {one.what for one in remarks} == {"--seed $(…)", "--x $(…)"}
+
+
+@pytest.mark.parametrize("text", ["[" * 50_000, "- " * 50_000, f"# a{' ' * 200_000}x"])
+def test_what_is_deep_or_wide_takes_no_time(text: str) -> None:
+    begun = time.process_time()
+    with pytest.raises(ConfigError):
+        import_recipe(text)
+    assert time.process_time() - begun < 10

@@ -20,6 +20,7 @@ from sparkwright.recipes.shell import (
     expanded,
     expanded_words,
     logical_lines,
+    split_words,
     used_names,
 )
 
@@ -45,6 +46,7 @@ _SHOWS = frozenset(
     {"#", "alias", "cat", "echo", "grep", "ls", "man", "pgrep", "pkill", "printf", "test", "[", "which"}
 )
 _MOST_ALIASES = 32  # of YAML; each may double what it stands for
+_DEEPEST = 64  # of YAML; reading takes the square of it
 # Of ``docker run``: options without a value; all others have one.
 _ALONE = {
     *("-d", "--detach", "-i", "--interactive", "-t", "--tty", "--rm", "--init", "--privileged", "-P"),
@@ -87,9 +89,14 @@ def read_yaml(text: str) -> dict[str, Any] | None:
     """Return the mapping that *text* is as YAML; `None` for a command or script."""
     import yaml
 
+    aliases = depth = 0
     try:
-        aliases = sum(isinstance(one, yaml.AliasEvent) for one in yaml.parse(text))
-        data = yaml.safe_load(text) if aliases <= _MOST_ALIASES else None
+        for one in yaml.parse(text):
+            aliases += isinstance(one, yaml.AliasEvent)
+            depth += isinstance(one, yaml.CollectionStartEvent) - isinstance(one, yaml.CollectionEndEvent)
+            if aliases > _MOST_ALIASES or depth > _DEEPEST:
+                return None
+        data = yaml.safe_load(text)
     except (yaml.YAMLError, ValueError, KeyError, RecursionError):  # a date that is none, tags, nesting
         return None
     return data if isinstance(data, dict) and {"services", "command", "model"} & data.keys() else None
@@ -225,10 +232,10 @@ def commands_of_script(text: str, environment: Mapping[str, str]) -> Iterator[Se
         values = {**known, **own}
         if array := _ARRAY.fullmatch(line):
             declares, words = "", list[str]()
-            more = shlex.join(expanded_words(shlex.split(array[3]), values))
+            more = shlex.join(expanded_words(split_words(array[3]), values))
             before = {array[1]: f"{own.get(array[1], '')} {more}" if array[2] else more}
         else:
-            words = shlex.split(line)
+            words = split_words(line)
             declares = words[0] if words and words[0] in _DECLARES else ""
             words, before = _assignments(words[bool(declares) :], values, everything=bool(declares))
         if words:

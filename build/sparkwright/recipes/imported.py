@@ -139,6 +139,12 @@ def _recipe(
     remarks = list(command.remarks)
     flags, positional = _flags(command.words, remarks)
     model = _HOME.sub("~", str(flags.pop("model", positional[0] if positional else "")))
+    if SECRET_VALUE.search(model):
+        raise ConfigError(
+            "the model's address holds a secret",
+            because="recipes are shown and passed on",
+            next_step="write the address without it; give the key in the shell that starts the server",
+        )
     if not re.match(r"[\w/.~]*\w", model) or UNKNOWN.search(model):
         raise ConfigError(
             "the command names no model",
@@ -176,12 +182,13 @@ def _recipe(
         remarks.append(Remark("dangerous", f"--gpu-memory-utilization {share}", why))
     served = flags.get("served-model-name")
     first = next(iter(served), "") if isinstance(served, list) else served
-    named = name or str((data or {}).get("name") or first or model.rstrip("/").rpartition("/")[2])
+    stated = {key: SECRET_VALUE.sub("…", str((data or {}).get(key) or "")) for key in ("name", "description")}
+    named = name or stated["name"] or str(first or model.rstrip("/").rpartition("/")[2])
     word = file_name(named) or "imported"
     recipe = Recipe(
         format=1,
         name=word,
-        title=str((data or {}).get("description") or named),
+        title=stated["description"] or named,
         model=model,
         drafter=drafter,
         flags=flags,

@@ -9,12 +9,18 @@ from collections.abc import Iterable, Iterator, Mapping
 _HEREDOC = re.compile(r"(?<!<)<<-?[ \t]*[\"']?(\w+)")
 # Names of secrets: their last word, or any of them.
 SECRET = re.compile(
-    r"(?:^|[_-])(?:token|keys?|pass|pat|(?:access_key_)id)$|(?:^|[_-])(?:api_?keys?|secret|password|passwd"
-    r"|passphrase|credentials?)(?:[_-]|$)",
+    r"(?:^|[_-])(?:token|keys?|pass|pat|jwt|auth|bearer|(?:access_key_)id)$|[_-]pwd$|(?:^|[_-])(?:api_?keys?"
+    r"|secret|password|passwd|passphrase|credentials?|authorization)(?:[_-]|$)",
     re.IGNORECASE,
 )
-# Values that are secrets whatever holds them: keys by their beginnings, and addresses with a password.
-SECRET_VALUE = re.compile(r"\b(?:hf_|sk-|ghp_|github_pat_|glpat-|nvapi-)[\w-]{16,}|://[^/\s:@]*:[^/\s@]+@")
+# Values that are secrets whatever holds them: keys by their beginnings, signed tokens, and addresses with a
+# password or a key.
+SECRET_VALUE = re.compile(
+    r"\b(?:hf_|sk-|ghp_|github_pat_|glpat-|nvapi-)[\w-]{16,}|\beyJ[\w-]+\.[\w-]+\.[\w-]*|://[^/\s:@]*:[^/\s@]+@"
+    r"|[?&][\w-]*(?:token|key|secret|signature|sig)=[^&\s]+",
+    re.IGNORECASE,
+)
+_OUTPUT = re.compile(r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`")  # of another command
 LONGEST = 1 << 18  # characters; a command has a few thousand
 # A variable by its name, or in braces with [@], and with what stands for it where it has no value.
 _USE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(\[[@*]\])?(?:(:?[-=?+])((?:[^{}]|\{[^{}]*\})*))?\})")
@@ -36,8 +42,11 @@ def script_of_unit(text: str) -> str:
 def logical_lines(text: str) -> Iterator[str]:
     """Yield the commands of a script, also those behind ``&&`` and in parentheses; arrays stay whole."""
     text = _without_heredocs(text)
-    text = re.sub(r"(?m)^([ \t]*#.*?)[\\ \t\r]*$", r"\1", text)  # a comment is not continued
-    text = "\n".join(map(_continued, text.split("\n")))
+    lines = text.split("\n")
+    lines = [
+        line.rstrip("\\ \t\r") if line.lstrip().startswith("#") else line for line in lines
+    ]  # not continued
+    text = "\n".join(map(_continued, lines))
     whole, quoted = re.sub(r"\\[ \t]*\r?\n", " ", text), ""
     line, comment, depth = "", False, 0
     for at, sign in enumerate(whole):
@@ -85,6 +94,15 @@ def _continued(line: str) -> str:
     line = re.sub(r"\\[ \t]+#.*$", r"\\", line)
     at = line.find(" #", max(line.rfind("'"), line.rfind('"')) + 1)
     return f"{line[:at]} \\" if line.rstrip().endswith("\\") and at > 0 and line[:at].strip() else line
+
+
+def split_words(line: str) -> list[str]:
+    """Return the words of a command, with another one's output, which the text does not hold, as ``$(…)``.
+
+    Raises:
+        ValueError: a quotation has no end.
+    """
+    return shlex.split(_OUTPUT.sub("$(…)", line))
 
 
 def conditional(lines: Iterable[str]) -> Iterator[tuple[str, bool]]:
