@@ -12,7 +12,14 @@ from verify_kit import CATEGORIES, Server, boot_facts, dead, failing
 
 from sparkwright.engine.cell import Cell, Load, Prompt
 from sparkwright.engine.findings import Finding, Verdict
-from sparkwright.engine.observations import FailureKind, HostSample, MetricsSnapshot, Observation
+from sparkwright.engine.observations import (
+    Chunk,
+    FailureKind,
+    HostSample,
+    MetricsSnapshot,
+    Observation,
+    Sample,
+)
 from sparkwright.verify.report import render_terminal
 from sparkwright.verify.run import Run
 
@@ -142,16 +149,30 @@ class Soak:
             self.advance(kind)
             series.append(self.snapshot())
         host = tuple(
-            HostSample(at=one.at, memory_available_mib=52_000 - self.now_s / 3, gpu_clock_mhz=2400)
+            HostSample(
+                at=one.at,
+                memory_available_mib=52_000 - self.now_s / 3,
+                server_rss_mib=9_000 + self.now_s / 9,
+                gpu_clock_mhz=2400,
+            )
             for one in series
         )
         return Observation(
             cell=cell,
-            samples=(self.sample,),
+            samples=tuple(self.request(one.at) for one in series[:-1:3]),
             before=series[0],
             after=series[-1],
             series=tuple(series[1:-1]),
             host=host,
+        )
+
+    def request(self, at: int) -> Sample:
+        later = at - self.sample.started
+        return msgspec.structs.replace(
+            self.sample,
+            started=at,
+            ended=self.sample.ended + later,
+            chunks=tuple(Chunk(one.at + later, one.tokens, one.kind) for one in self.sample.chunks),
         )
 
     def advance(self, kind: str) -> None:

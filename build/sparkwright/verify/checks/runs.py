@@ -79,7 +79,7 @@ def compare_runs(before: Sequence[Run], after: Sequence[Run]) -> Run:
         "cells left out": len({key for run in (*old, *new) for key in run}) - len(keys),
         **names,
     }
-    return Run(manifest=manifest, facts=facts, findings=findings)
+    return Run(manifest=manifest, facts=facts, observations=swept, findings=findings)
 
 
 def _name(run: Run) -> str:

@@ -14,6 +14,7 @@ from sparkwright.base.page import page_environment
 from sparkwright.base.text import clean
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import Observation
+from sparkwright.verify.report.charts import charts_of
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.report.overview import (
     COMPARISON_COLUMNS,
@@ -33,6 +34,7 @@ from sparkwright.verify.report.overview import (
     plural,
     share,
 )
+from sparkwright.verify.report.svg import MARKS
 from sparkwright.verify.run import Run, worst
 
 if TYPE_CHECKING:
@@ -57,6 +59,8 @@ def render_html(run: Run) -> str:
         headline=headline(run),
         comparison=(COMPARISON_COLUMNS, comparison_rows(run)),
         speeds=level_table(speeds),
+        charts=charts_of(run, found),
+        marks=MARKS,
         disturbed=disturbed_levels(speeds),
         followers=followers,
         failing=_failing(run, followers),

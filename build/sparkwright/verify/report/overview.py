@@ -118,14 +118,19 @@ class Level(NamedTuple):
 def levels(found: Sequence[CellFigures], speed: float) -> list[Level]:
     """Return the speed by concurrency, of the sweep's cells that count."""
     counting = (cell for cell in found if cell.observation.counted and not cell.trouble)
-    swept = [cell for cell in counting if cell.observation.cell.check == "sweep"]
+    swept = [
+        cell
+        for cell in counting
+        if (cell.observation.cell.check, cell.observation.cell.arm) == ("sweep", "main")
+    ]
     by_level = {
         c: [cell for cell in swept if cell.concurrency == c] for c in {one.concurrency for one in swept}
     }
-    return [_level(concurrency, of, speed) for concurrency, of in sorted(by_level.items())]
+    return [level_of(concurrency, of, speed) for concurrency, of in sorted(by_level.items())]
 
 
-def _level(concurrency: int, of: Sequence[CellFigures], speed: float) -> Level:
+def level_of(concurrency: int, of: Sequence[CellFigures], speed: float) -> Level:
+    """Return the speed of cells of one concurrency, which count."""
     rates = [cell.steady_tok_s if math.isfinite(cell.steady_tok_s) else cell.whole_tok_s for cell in of]
     samples = [sample for cell in of for sample in cell.observation.counted]
     first = summary([sample.ttft_ms * speed for sample in samples])

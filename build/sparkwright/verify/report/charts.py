@@ -1,0 +1,200 @@
+"""The charts of a page: load over concurrency, and a soak over its time; each with a table of its figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from sparkwright.verify.checks.soak_rounds import elapsed
+from sparkwright.verify.compare import Spread
+from sparkwright.verify.report.figures import CellFigures
+from sparkwright.verify.report.overview import LEVEL_COLUMNS, NOTHING, level_of
+from sparkwright.verify.report.svg import MARKS, Axis, Line, Panel, Point, draw
+from sparkwright.verify.run import Run
+
+_LOADED = ("compare", "sweep")  # checks whose cells differ in concurrency alone
+_PANELS = {
+    "tokens/s": (0,),
+    "TTFT ms": (1, 2),
+    "TPOT ms": (3, 4),
+}  # places in `LEVEL_COLUMNS` after the first
+_TAIL = 0.025  # of an interval, on each side
+_COURSES = ("TTFT ms", "TPOT ms", "server's memory, GiB", "available memory, GiB")
+_WINDOWS, _WINDOW_S = 40, 15.0  # of a soak: at the most, and what their length is a multiple of
+
+
+Figures = tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A drawing, what it shows and how to read it, the names of its lines, and its figures as a table."""
+
+    key: str
+    title: str
+    meaning: str
+    axis: Axis
+    panels: Sequence[Panel]
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    names: Sequence[str] = ()
+
+    @property
+    def drawing(self) -> str:
+        """The chart as an SVG element."""
+        first, last = (
+            ", ".join(f"{name} {value}" for name, value in zip(self.columns, row, strict=True))
+            for row in (self.rows[0], self.rows[-1])
+        )
+        told = f"{self.meaning} First: {first}. Last: {last}. The table has all figures."
+        return draw(f"chart-{self.key}", self.title, told, self.axis, self.panels)
+
+
+def charts_of(run: Run, found: Sequence[CellFigures]) -> list[Chart]:
+    """Return each chart for which *run* has figures, which are those of its cells *found*."""
+    return [*_load_chart(found, run.speed), *_soak_chart(run)]
+
+
+# Load ----------------------------------------------------------------------------------------------------
+
+
+def _load_chart(found: Sequence[CellFigures], speed: float) -> Iterator[Chart]:
+    """Yield throughput and latency over concurrency: of the sweep, or of the arms of a comparison."""
+    arms = _by_arm(found, speed)
+    levels = sorted({level for starts in arms.values() for level in starts})
+    if len(levels) < 2:  # noqa: PLR2004 - no course
+        return
+    figures = {
+        (arm, level): {
+            place: _over_starts(
+                place, level, starts[level], [one[level] for one in arms.values() if level in one]
+            )
+            for places in _PANELS.values()
+            for place in places
+        }
+        for arm, starts in arms.items()
+        for level in starts
+    }
+    names = {arm: "tested" if arm == "main" else arm for arm in arms}
+    panels = [
+        Panel(
+            title,
+            [
+                Line(points, style, dashed=place != places[0])
+                for place in places
+                for style, arm in enumerate(arms)
+                if (
+                    points := [
+                        of[place] for (one, _), of in figures.items() if one == arm and of[place].y > 0
+                    ]
+                )
+            ],
+            height=112.0,
+        )
+        for title, places in _PANELS.items()
+    ]
+    compared = any(len(one) > 1 for starts in arms.values() for one in starts.values())
+    yield Chart(
+        "load",
+        "Throughput and latency over concurrency",
+        "Output of all requests together, time to the first token, and time per token after it. Of times,"
+        " solid lines are medians of requests, and dashed ones their 95th percentiles."
+        + " Bars: 95 % intervals over starts, whose spread is taken to be the same for all."
+        * compared,
+        Axis("requests at a time (c)", levels[0], levels[-1], binary=True),
+        [panel for panel in panels if panel.lines],
+        ["load", *LEVEL_COLUMNS[1:]],
+        [
+            [f"{names[arm] + ' ' if len(arms) > 1 else ''}c={level}", *map(str, of.values())]
+            for (arm, level), of in figures.items()
+        ],
+        tuple(names.values()) if len(arms) > 1 else (),
+    )
+
+
+def _by_arm(found: Sequence[CellFigures], speed: float) -> dict[str, dict[int, list[Figures]]]:
+    """Return the figures of the starts of each arm by concurrency, of as many arms as there are marks."""
+    counting = [one for one in found if one.observation.counted and not one.trouble]
+    made = {one.observation.cell.check for one in counting}
+    check = next((name for name in _LOADED if name in made), "")
+    groups: dict[tuple[str, int, int], list[CellFigures]] = {}
+    for one in counting:
+        cell = one.observation.cell
+        if cell.check == check:
+            groups.setdefault((cell.arm, one.concurrency, cell.boot), []).append(one)
+    arms: dict[str, dict[int, list[Figures]]] = {"main": {}}
+    for (arm, level, _), of in sorted(groups.items(), key=lambda item: item[0][1:]):
+        arms.setdefault(arm, {}).setdefault(level, []).append(level_of(level, of, speed)[1:6])
+    return dict([(arm, starts) for arm, starts in arms.items() if starts][: len(MARKS)])
+
+
+def _over_starts(
+    place: int, level: int, own: Sequence[Figures], all_arms: Sequence[Sequence[Figures]]
+) -> Point:
+    """Return the geometric mean of a figure over starts, with its interval where there are several."""
+    logs, *others = ([math.log(one[place]) for one in of if one[place] > 0] for of in (own, *all_arms))
+    if not logs:
+        return Point(level, math.nan)
+    width = Spread.of(others).width(_TAIL, len(logs)) if len(logs) > 1 else math.nan
+    return Point(level, *(math.exp(fmean(logs) + side) for side in (0, -width, width)))
+
+
+# Soak ----------------------------------------------------------------------------------------------------
+
+
+def _soak_chart(run: Run) -> Iterator[Chart]:
+    """Yield latency of the soak's traffic and memory over its time; none of two windows or less."""
+    courses = _courses(run)
+    end_s = max((at_s for course in courses.values() for at_s, _ in course), default=0.0)
+    window_s = _WINDOW_S * max(1, math.ceil(end_s / _WINDOWS / _WINDOW_S))
+    windows: dict[str, dict[float, list[float]]] = {name: {} for name in courses}
+    for name, course in courses.items():
+        for at_s, value in sorted(course):
+            windows[name].setdefault((at_s // window_s + 0.5) * window_s / 60, []).append(value)
+    moments = sorted({moment for course in windows.values() for moment in course})
+    if len(moments) <= 2:  # noqa: PLR2004 - no course
+        return
+    middles = {
+        name: {at: Point(at, median(of)) for at, of in course.items()} for name, course in windows.items()
+    }
+    yield Chart(
+        "soak",
+        "The soak over its time",
+        f"Medians of windows of {window_s:g} s: time to the first token and per token after it of the"
+        " traffic's requests, and memory, whose axis does not begin at zero. Lines should be flat.",
+        Axis("minutes since the soak began", 0.0, moments[-1]),
+        [
+            Panel(name, [Line(tuple(course.values()))], height=76.0, from_zero="memory" not in name)
+            for name, course in middles.items()
+        ],
+        ["minute", *middles],
+        [[f"{at:g}", *(str(course.get(at, NOTHING)) for course in middles.values())] for at in moments],
+    )
+
+
+def _courses(run: Run) -> dict[str, list[tuple[float, float]]]:
+    """Return figures of the soak by name, with their times in seconds since it began."""
+    made = [one for one in run.observations if one.cell.check == "soak"]
+    begun = elapsed(made, run.speed)
+    courses: dict[str, list[tuple[float, float]]] = {name: [] for name in _COURSES}
+
+    def add(name: str, at_s: float, value: float) -> None:
+        if value >= 0:
+            courses[name].append((at_s, value))
+
+    for one in made:
+        if one.before is None:
+            continue
+        begun_s, origin = begun[one.cell.name], one.before.at
+        for sample in one.counted if one.cell.tags.get("kind") == "traffic" else ():
+            at_s = begun_s + (sample.started - origin) * run.speed / 1e9
+            add("TTFT ms", at_s, sample.ttft_ms * run.speed)
+            add("TPOT ms", at_s, sample.tpot_ms * run.speed)
+        for seen in one.host:
+            at_s = begun_s + (seen.at - origin) * run.speed / 1e9
+            add("server's memory, GiB", at_s, seen.server_rss_mib / 1024)
+            if run.speed == 1:  # else the machine's memory is not the simulated one's
+                add("available memory, GiB", at_s, seen.memory_available_mib / 1024)
+    return {name: course for name, course in courses.items() if course}
