@@ -18,10 +18,10 @@ from forked import fork_simulators
 from sparkwright.base.errors import EndpointError, ServerError
 from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.findings import Finding, Verdict
-from sparkwright.verify.checks import ALL, checks_of
+from sparkwright.verify.checks import ALL
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import plan_of
-from sparkwright.verify.profile import Profile
+from sparkwright.verify.profile import PROFILES, Profile
 from sparkwright.verify.run import worst
 from sparkwright.verify.setup import prepare
 from sparkwright.verify.simulator.main import simulator
@@ -34,7 +34,7 @@ HASTY = Deadlines(first_token_s=120.0, stall_s=120.0, canary_s=120.0, quiesce_s=
 SMALL = Profile(
     name="small",
     # Two have a server of their own below.
-    checks=tuple(name for name in checks_of("full") if name not in {"bands", "traffic"}),
+    checks=tuple(name for name in PROFILES["full"].checks if name not in {"bands", "traffic"}),
     categories=("code", "prose"),
     levels=(1, 8, 32),
     requests_per_client=1,

@@ -80,7 +80,6 @@ def test_all_comes_back_as_it_went_in(tmp_path: Path) -> None:
     assert contents.boots["main", 0].facts == facts
     assert contents.boots["main", 0].restart == contents.restarts == 1
     assert contents.measured == {"a": observation()}
-    assert contents.notes == {"floor": {"ms": [1, 2]}}
     assert contents.findings == (FINDING,)
 
 

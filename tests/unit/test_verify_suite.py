@@ -18,11 +18,10 @@ from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.verify import suite as suite_module
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks import checks_of
 from sparkwright.verify.corpus import load_corpus
-from sparkwright.verify.journal import Manifest, read_journal
+from sparkwright.verify.journal import FILE, Manifest, read_journal
 from sparkwright.verify.plan import Plan
-from sparkwright.verify.profile import Profile
+from sparkwright.verify.profile import PROFILES, Profile
 from sparkwright.verify.results import load_run
 from sparkwright.verify.suite import run_plan
 
@@ -297,7 +296,8 @@ def test_a_check_that_fails_itself_leaves_the_others_verdicts(tmp_path: Path, me
     assert len(broken.evidence) == 1
     assert (sound.check, sound.verdict) == ("two", Verdict.PASS)
     assert load_run(tmp_path).verdict is Verdict.INVALID
-    assert "in judge" in read_journal(tmp_path).notes["one failed"]["traceback"]
+    (note,) = (one for one in (tmp_path / FILE).read_text().splitlines() if '"kind":"note"' in one)
+    assert "in judge" in note
     assert measured == ["one0", "two0"]
 
 
@@ -347,9 +347,9 @@ def test_the_server_is_asked_what_its_tokenizer_makes_of_documents(
 
 def test_the_demo_soaks_before_age_has_had_its_effect() -> None:
     """Checks take a thousand of the server's seconds and more; decays begin after a few hundred."""
-    checks = checks_of("demo")
+    checks = PROFILES["demo"].checks
     assert checks[:3] == ("boot", "coherence", "soak")
-    assert set(checks) < set(checks_of("full"))
+    assert set(checks) < set(PROFILES["full"].checks)
     assert "bands" not in checks, "there are no published figures of a simulator"
 
 

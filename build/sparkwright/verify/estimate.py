@@ -104,9 +104,7 @@ def cell_seconds(cell: Cell, rates: Rates, speed: float = 1.0) -> float:
     return max((served + _CELL_S) / speed, _LEAST_CELL_S)
 
 
-def estimate(
-    plans: Mapping[str, Sequence[Cell]], rates: Rates, *, speed: float = 1.0, started: int = 0
-) -> Estimate:
+def estimate(plans: Mapping[str, Sequence[Cell]], rates: Rates, *, speed: float = 1.0) -> Estimate:
     """Return the estimate for the cells of each check."""
     shares = tuple(
         Share(
@@ -119,7 +117,7 @@ def estimate(
         for name, cells in plans.items()
     )
     places = {("main", 0), *((cell.arm, cell.boot) for cells in plans.values() for cell in cells)}
-    before = rates.start_s / speed * (len(places) - started)
+    before = rates.start_s / speed * len(places)
     return Estimate(shares, len(places), before)
 
 

@@ -72,7 +72,7 @@ class Concluded(Model, frozen=True, tag="findings", tag_field="kind"):
 
 
 class Noted(Model, frozen=True, tag="note", tag_field="kind"):
-    """A further result, such as the client's own accuracy."""
+    """Something to read in the journal itself, such as the traceback of an error in a check."""
 
     name: str
     data: dict[str, Any]
@@ -89,7 +89,6 @@ class Contents:
     boots: dict[tuple[str, int], BootRecord] = field(default_factory=dict)
     measured: dict[str, Observation] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
-    notes: dict[str, dict[str, Any]] = field(default_factory=dict)
     restarts: int = 0
 
 
@@ -168,7 +167,6 @@ def _contents(manifest: Manifest, records: list[Record]) -> Contents:
         boots={(record.arm, record.boot): record for record in boots},
         measured={record.id: record.observation for record in records if isinstance(record, Measured)},
         findings=concluded[-1] if concluded else (),
-        notes={record.name: record.data for record in records if isinstance(record, Noted)},
         restarts=sum(record.restart > 0 for record in boots),
     )
 

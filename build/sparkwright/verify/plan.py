@@ -21,7 +21,7 @@ from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.servers import Arms
 from sparkwright.recipes import Recipe, load_recipe
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks import ALL, capacity, checks_of, compare, settings
+from sparkwright.verify.checks import ALL, capacity, compare, settings
 from sparkwright.verify.checks.common import Check
 from sparkwright.verify.checks.reference import NAME as REFERENCE
 from sparkwright.verify.checks.reference import load_reference, reference_check
@@ -134,7 +134,7 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
     elif options.slo and not options.checks:
         names = (capacity.NAME,)
     else:
-        names = options.checks or base.checks or checks_of(base.name)
+        names = options.checks or base.checks
     if options.reference and not options.compared and REFERENCE not in names:
         names = (*names, REFERENCE)
     if options.rates and not options.checks:

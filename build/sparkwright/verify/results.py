@@ -62,8 +62,6 @@ def load_run(folder: Path) -> Run:
     Raises:
         ConfigError: there is none, or its journal is damaged.
     """
-    from sparkwright.verify.suite import DURATION
-
     contents = read_journal(folder)
     return Run(
         manifest=_manifest(folder, contents),
@@ -71,7 +69,6 @@ def load_run(folder: Path) -> Run:
         observations=tuple(contents.measured.values()),
         findings=contents.findings,
         lacks=contents.manifest.lacks,
-        duration=contents.notes.get(DURATION, {}),
     )
 
 
@@ -127,7 +124,6 @@ def described(run: Run) -> dict[str, Any]:
             "conclusions": run.coverage.conclusions,
         },
         "lacks": dict(run.lacks),
-        "duration": {f"{name}-s": seconds for name, seconds in run.duration.items()},
         "run": dict(run.manifest),
         "servers": {f"{arm}-{boot}": to_builtins(facts) for (arm, boot), facts in run.facts.items()},
         "findings": [to_builtins(finding) for finding in run.findings],

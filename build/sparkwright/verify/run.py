@@ -55,7 +55,6 @@ class Run:
         observations: every cell that was measured, in order.
         findings: by check, in order.
         lacks: reasons by the capability that the server lacks and need not have.
-        duration: ``estimated`` and ``actual`` seconds of the run, starts included.
     """
 
     manifest: Mapping[str, Any] = field(default_factory=dict)
@@ -63,7 +62,6 @@ class Run:
     observations: Sequence[Observation] = ()
     findings: Sequence[Finding] = ()
     lacks: Mapping[str, str] = field(default_factory=dict)
-    duration: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def verdict(self) -> Verdict:

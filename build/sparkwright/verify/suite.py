@@ -26,7 +26,7 @@ from sparkwright.engine.servers import MeasuredServer
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import Check
 from sparkwright.verify.checks.triage import unanswered
-from sparkwright.verify.estimate import Remaining, estimate
+from sparkwright.verify.estimate import Remaining
 from sparkwright.verify.journal import (
     BootRecord,
     Concluded,
@@ -40,9 +40,6 @@ from sparkwright.verify.journal import (
 )
 from sparkwright.verify.measure import measure
 from sparkwright.verify.plan import Plan
-
-DURATION = "duration"
-"""Name of the journal's note on the expected and the real duration of the run."""
 
 # Restarts of a server that ends by itself while cells are left to measure.
 _MOST_RESTARTS = 2
@@ -71,7 +68,6 @@ async def run_plan(plan: Plan, manifest: Manifest, folder: Path) -> tuple[Findin
     with Journal(folder, manifest) as journal:
         run = _PlanRun(plan, journal, read_journal(folder))
         await run.measure_all()
-        run.note_duration()
         findings = tuple(map(_finite, run.judge()))
         journal.write(Concluded(findings=findings))
     return findings
@@ -88,9 +84,7 @@ class _PlanRun:
         self.boots: dict[tuple[str, int], BootRecord] = dict(contents.boots)
         self.measured: dict[str, Observation] = dict(contents.measured)
         self.silent: set[str] = set()  # arms that no longer answer and cannot be started again
-        self.begun = time.monotonic()
         self.remaining = Remaining(plan.rates, self.sizes.speed)
-        self.duration = {"estimated": 0.0, "actual": 0.0, **contents.notes.get(DURATION, {})}
 
     @property
     def context(self) -> Context:
@@ -138,27 +132,6 @@ class _PlanRun:
             tried.add(place)
             await self._measure_on(*place)
 
-    def _tell_duration(self) -> None:
-        """Tell how long the cells that are left will take, and keep the first such estimate of the whole."""
-        plans = {
-            check.name: [
-                cell
-                for cell in self._cells_of(check)
-                if cell.arm in self.plan.arms.names and cell_id(cell, self.identity) not in self.measured
-            ]
-            for check in self.plan.checks
-        }
-        expected = estimate(plans, self.plan.rates, speed=self.sizes.speed, started=1)
-        cells, requests, tokens = expected.totals
-        emit("verify.planned", seconds=expected.seconds, cells=cells, requests=requests, tokens=tokens)
-        if not self.duration["estimated"]:
-            self.duration["estimated"] = round(time.monotonic() - self.begun + expected.seconds, 1)
-
-    def note_duration(self) -> None:
-        """Note how long the run took, with what it took before it was resumed."""
-        self.duration["actual"] = round(self.duration["actual"] + time.monotonic() - self.begun, 1)
-        self.journal.write(Noted(name=DURATION, data=self.duration))
-
     def _next_place(self, tried: set[tuple[str, int]]) -> tuple[str, int] | None:
         """Return the next start of a server with cells left to measure; `None` if there is none."""
         for arm, boot in dict.fromkeys((cell.arm, cell.boot) for cell in self.cells()):
@@ -177,8 +150,6 @@ class _PlanRun:
                     record = BootRecord(arm, boot, facts, restart=again, log_seen=server.log_seen)
                     self.journal.write(record)
                     self.boots[arm, boot] = record
-                    if (arm, boot) == ("main", 0) and not again:
-                        self._tell_duration()
                     silences += not await self._measure_missing(arm, boot, server)
             except (ServerError, EndpointError, IncompatibleOptionsError) as error:
                 if ("main", 0) not in self.boots:

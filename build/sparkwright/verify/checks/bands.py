@@ -123,7 +123,7 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
     return [_compared(seen, grid, context), *_ceiling(seen, grid, context)]
 
 
-CHECK = Check("bands", cells, judge, profiles={"full": 40})
+CHECK = Check("bands", cells, judge)
 
 
 def _compared_bands(context: Context) -> list[Band]:

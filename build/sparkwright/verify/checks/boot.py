@@ -71,7 +71,7 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
     ]
 
 
-CHECK = Check("boot", cells, judge, profiles={"full": 10, "cpu": 10, "smoke": 10, "demo": 10})
+CHECK = Check("boot", cells, judge)
 
 
 # Rules over each start -----------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def judge(context: Context, everything: CheckedCells) -> list[Finding]:
     ]
 
 
-CHECK = Check("coherence", cells, judge, profiles={"full": 20, "cpu": 20, "demo": 20})
+CHECK = Check("coherence", cells, judge)
 
 
 def _asks_facts(cell: Cell) -> bool:

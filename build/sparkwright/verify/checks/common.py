@@ -11,7 +11,7 @@ import importlib
 import tomllib
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
@@ -38,14 +38,11 @@ class Check:
             far as they are known; the same for the same ones, so that a resumed run goes on with them.
         judging: returns at least one finding; pure. A cell that is missing, or that has failures which the
             check does not expect, never passes.
-        profiles: position in each profile that runs it, by the profile's name; checks of a profile run in the
-            order of their positions.
     """
 
     name: str
     planning: Callable[[Context, Mapping[str, Observation]], Iterable[Cell]]
     judging: Callable[[Context, CheckedCells], Sequence[Finding]]
-    profiles: Mapping[str, int] = field(default_factory=dict)
 
     def cells(self, context: Context, observations: Iterable[Observation] = ()) -> tuple[Cell, ...]:
         """Return the cells to measure, as far as *observations* of the first of them determine them."""

@@ -67,7 +67,7 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
     return findings
 
 
-CHECK = Check("context", cells, judge, profiles={"full": 60, "smoke": 40, "demo": 60})
+CHECK = Check("context", cells, judge)
 
 
 def _fits(context: Context, tokens: int) -> bool:

@@ -64,7 +64,7 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
     return [*findings, progress_finding(seen, context.profile.speed)]
 
 
-CHECK = Check("crash", cells, judge, profiles={"full": 50, "cpu": 50, "smoke": 30, "demo": 50})
+CHECK = Check("crash", cells, judge)
 
 
 def _drain(context: Context, name: str, kind: str, prompts: Sequence[Prompt], seed: int = 0) -> Cell:

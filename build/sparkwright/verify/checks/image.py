@@ -58,7 +58,7 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
     return [_sent(seen), _seen(context, seen)]
 
 
-CHECK = Check("image", cells, judge, profiles={"full": 28})
+CHECK = Check("image", cells, judge)
 
 
 # Findings -----------------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
     return [_full(context, within, size), _longer(seen.tagged(kind="beyond"), size)]
 
 
-CHECK = Check("limit", cells, judge, profiles={"full": 65})
+CHECK = Check("limit", cells, judge)
 
 
 def _unfit(context: Context) -> str:

@@ -99,7 +99,7 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
     ]
 
 
-CHECK = Check("lossless", cells, judge, profiles={"full": 80, "cpu": 80, "demo": 70})
+CHECK = Check("lossless", cells, judge)
 
 
 def _tasks(context: Context, kind: str) -> Sequence[Prompt]:

@@ -61,7 +61,7 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
     return [_gaps(context, seen, alone, beside), _lost(context, seen, alone, beside)]
 
 
-CHECK = Check("mixed", cells, judge, profiles={"full": 55})
+CHECK = Check("mixed", cells, judge)
 
 
 # Cells --------------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
     return [_differences(context, seen)]
 
 
-CHECK = Check("prefix", cells, judge, profiles={"full": 85, "cpu": 45})
+CHECK = Check("prefix", cells, judge)
 
 
 def _cell(context: Context, name: str, cache: str, level: int, prompts: Sequence[Prompt]) -> Cell:

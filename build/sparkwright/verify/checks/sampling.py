@@ -78,7 +78,7 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
     return [_same(seen, answers), _others(seen, answers), text]
 
 
-CHECK = Check("sampling", cells, judge, profiles={"full": 26})
+CHECK = Check("sampling", cells, judge)
 
 
 # Comparing ----------------------------------------------------------------------------------------------

@@ -55,8 +55,7 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
     ]
 
 
-# Early in the demo: a decay with the server's age would be over once all other cells are measured.
-CHECK = Check("soak", cells, judge, profiles={"full": 70, "smoke": 50, "demo": 30})
+CHECK = Check("soak", cells, judge)
 
 
 # Service -------------------------------------------------------------------------------------------------

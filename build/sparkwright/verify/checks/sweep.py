@@ -63,7 +63,7 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
     return [*findings, *state_findings(seen, speed)]
 
 
-CHECK = Check("sweep", cells, judge, profiles={"full": 30, "cpu": 30, "smoke": 20, "demo": 40})
+CHECK = Check("sweep", cells, judge)
 
 
 def cell(context: Context, category: str, level: int) -> Cell:

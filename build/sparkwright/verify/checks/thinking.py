@@ -74,7 +74,7 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
     return [*findings, _budget(context, seen.tagged(kind="budget"), found)]
 
 
-CHECK = Check("thinking", cells, judge, profiles={"full": 27})
+CHECK = Check("thinking", cells, judge)
 _NOTHING = "the model does not think: no answer has reasoning, and its prompt is the same with and without"
 
 

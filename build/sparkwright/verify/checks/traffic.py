@@ -106,7 +106,7 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
     ]
 
 
-CHECK = Check("traffic", cells, judge, profiles={"full": 25, "cpu": 25})
+CHECK = Check("traffic", cells, judge)
 
 
 def _cell(context: Context, name: str, kind: str, prompts: tuple[Prompt, ...], **more: Any) -> Cell:

@@ -14,7 +14,6 @@ from sparkwright.verify.report.overview import (
     WORDS,
     consequences,
     disturbed_levels,
-    duration,
     headline,
     level_table,
     levels,
@@ -72,9 +71,6 @@ def _lines(run: Run) -> Iterator[tuple[str, str]]:
     lacking = Counter(one.cause for one in run.findings if one.verdict is Verdict.NOT_APPLICABLE)
     for cause, count in lacking.items():
         yield f"not applicable: {plural(count, 'conclusion')}: {_one_line(cause)}", ""
-    actual, estimated = (float(run.duration.get(name, 0)) for name in ("actual", "estimated"))
-    if actual and estimated:
-        yield f"It took {duration(actual)}; {duration(estimated)} were expected.", ""
     if why := run.manifest.get("interrupted"):
         yield f"The run is not complete: {clean(str(why))}", ""
     if report := run.manifest.get("report"):
