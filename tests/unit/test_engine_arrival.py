@@ -124,8 +124,3 @@ def test_a_transport_finds_its_socket() -> None:
 
     asyncio.run(run())
     assert arrivals_of(None) is None
-
-
-def test_an_address_that_is_taken_is_said() -> None:
-    with listen("127.0.0.1", 0, 5) as server, pytest.raises(OSError, match="in use"):
-        listen("127.0.0.1", server.getsockname()[1], 5)

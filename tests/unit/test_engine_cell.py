@@ -54,14 +54,6 @@ def test_messages_tools_pictures_a_schema_and_a_budget_change_the_key() -> None:
         assert msgspec.json.decode(msgspec.json.encode(cell), type=Cell).key == cell.key
 
 
-def test_a_known_key_changes_neither_the_cell_nor_its_json() -> None:
-    fresh, used = replace(CELL), replace(CELL)
-    assert used.key
-    assert fresh == used
-    assert msgspec.json.encode(fresh) == msgspec.json.encode(used)
-    assert msgspec.json.decode(msgspec.json.encode(used), type=Cell) == fresh
-
-
 def test_thinking_is_part_of_the_key_of_chats_alone() -> None:
     def key(**load: bool) -> str:
         return replace(CELL, load=Load(**load)).key

@@ -348,8 +348,3 @@ def test_calls_are_put_together_by_their_index() -> None:
 )  # fmt: skip
 def test_calls_without_an_index_begin_with_a_name(messages, found) -> None:
     assert calls(read(*messages)) == found
-
-
-def test_a_stream_whose_end_is_not_marked_is_cut() -> None:
-    whole = read(token(1, 2), token(3, finish="length"), usage(3))
-    assert problem(whole) is FailureKind.TRUNCATED

@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import sys
-from itertools import pairwise
 from pathlib import Path
 
 import preflight_kit
@@ -17,8 +16,6 @@ from sparkwright.engine.installed import read_installed
 from sparkwright.engine.server import host
 from sparkwright.engine.server.environment import prepare_requirement, prepare_wheel
 from sparkwright.engine.server.launch import start_server
-from sparkwright.engine.tiny import write_tiny_models
-from sparkwright.engine.tiny.tokenizer import alphabet, tokenizer
 from sparkwright.recipes import load_recipe
 
 
@@ -78,63 +75,6 @@ def test_memory_that_card_and_host_share_is_the_hosts(monkeypatch, tmp_path):
 
 
 # Generated models --------------------------------------------------------------------------
-
-
-def encoded(text: str, model: dict) -> list[int]:
-    """Byte-level BPE as its definition has it, word by word: the merge of lowest rank first."""
-    ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(model["merges"])}
-    tokens = []
-    for number, word in enumerate(text.split(" ")):
-        spelled = ("" if number == 0 else " ") + word
-        parts = [alphabet()[byte] for byte in spelled.encode()]
-        while pairs := [pair for pair in pairwise(parts) if pair in ranks]:
-            best = min(pairs, key=ranks.__getitem__)
-            at = next(i for i in range(len(parts) - 1) if (parts[i], parts[i + 1]) == best)
-            parts[at : at + 2] = ["".join(best)]
-        tokens += [model["vocab"][part] for part in parts]
-    return tokens
-
-
-def decoded(tokens: list[int], model: dict) -> str:
-    spelled = {number: token for token, number in model["vocab"].items()}
-    values = {character: byte for byte, character in enumerate(alphabet())}
-    return bytes(values[character] for token in tokens for character in spelled[token]).decode()
-
-
-TEXT = (
-    "When the answer to a question is not known, write down what you would need in order to find it. Most "
-    "people skip this step because it looks like work, and then they spend the rest of the day on it: 42 of "
-    "100 times, naïve or not. 日本語 too 🙂"
-)
-
-
-def test_every_text_has_tokens_and_every_token_a_text() -> None:
-    model = tokenizer(8192)["model"]
-    tokens = encoded(TEXT, model)
-    assert decoded(tokens, model) == TEXT
-    assert sorted(model["vocab"].values()) == list(range(8192))
-    assert len(model["merges"]) == 8192 - 256 - 4
-    english = TEXT[: TEXT.index("naïve")]
-    assert 2.5 < len(english) / len(encoded(english, model)) < 5, "lengths mean what they do with real ones"
-
-
-def test_generated_models_fit_each_other(tmp_path: Path) -> None:
-    target, drafter = write_tiny_models(tmp_path / "models", max_model_len=4096)
-    first = json.loads((target / "config.json").read_text(encoding="utf-8"))
-    second = json.loads((drafter / "config.json").read_text(encoding="utf-8"))
-    words = json.loads((target / "tokenizer.json").read_text(encoding="utf-8"))
-    assert second["architectures"][0].startswith("DFlash")
-    for key in ("hidden_size", "vocab_size", "head_dim", "max_position_embeddings"):
-        assert first[key] == second[key]
-    assert first["max_position_embeddings"] == 4096
-    assert len(words["model"]["vocab"]) == first["vocab_size"]
-    assert second["dflash_config"]["mask_token_id"] == first["vocab_size"] - 1
-    assert max(second["dflash_config"]["target_layer_ids"]) + 1 < first["num_hidden_layers"]
-    assert words["model"]["vocab"]["</s>"] == first["eos_token_id"]
-    assert "chat_template" in json.loads((target / "tokenizer_config.json").read_text(encoding="utf-8"))
-    before = (target / "config.json").read_bytes()
-    assert write_tiny_models(tmp_path / "models", max_model_len=4096) == (target, drafter)
-    assert (target / "config.json").read_bytes() == before
 
 
 # Environments and recipes ------------------------------------------------------------------

@@ -11,8 +11,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 import memory_budget
 from memory_budget import Case
 
-from sparkwright.engine.observations import BootFacts
-
 GRAPHS, EAGER = Case("8b", "auto", eager=False), Case("8b", "auto", eager=True)
 EXPECTED = {"weights": 15.0, "kv": [47.0, 52.0, 54.0], "graphs": (0.1, 1.0, 3.0)}
 SEEN: dict[str, float | None] = {"weights": 15.2, "kv": 50.0, "graphs": 0.7}
@@ -38,12 +36,6 @@ def test_figures_within_the_prediction_pass() -> None:
 def test_a_figure_beyond_it_is_found(change: dict[str, float | None], said: str) -> None:
     (fault,) = memory_budget.faults(GRAPHS, EXPECTED, {**SEEN, **change})
     assert fault.startswith(said)
-
-
-def test_what_the_log_lacks_is_not_measured() -> None:
-    assert memory_budget.measurement(BootFacts()) == {"weights": None, "kv": None, "graphs": None}
-    facts = BootFacts(weights_gib=1.5, kv_gib=3.0, graph_actual_gib=0.2)
-    assert memory_budget.measurement(facts) == {"weights": 1.5, "kv": 3.0, "graphs": 0.2}
 
 
 def test_a_boot_is_held_against_its_prediction(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,11 +25,6 @@ def test_a_recipe_is_named_with_or_without_a_use() -> None:
     assert recipe_and_use("own/a:b.toml") == ("own/a:b.toml", "")
 
 
-def test_nothing_but_the_comparison_is_made() -> None:
-    assert profile_of(BOTH).checks == ("compare",)
-    assert "sweep" in profile_of(VerifyOptions(profile="demo", simulator=True)).checks
-
-
 def test_each_arm_is_served_by_its_recipe(tmp_path: Path) -> None:
     fleet, _, identity = simulated(BOTH, profile_of(BOTH), tmp_path)
     drafted = {}

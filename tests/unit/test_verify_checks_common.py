@@ -20,10 +20,10 @@ from verify_kit import (
 
 from sparkwright.engine.cell import Cell, Load
 from sparkwright.engine.findings import Verdict
-from sparkwright.engine.observations import FailureKind, Observation, RequestFailure, Sample
+from sparkwright.engine.observations import FailureKind, Observation, Sample
 from sparkwright.verify.checks.acceptance import acceptance, drafter, ratio, surely
 from sparkwright.verify.checks.common import conclude
-from sparkwright.verify.checks.triage import CheckedCells, in_flight, triage, troubles
+from sparkwright.verify.checks.triage import CheckedCells, triage, troubles
 
 CODE = {"category": "code"}
 CELLS = tuple(
@@ -94,28 +94,6 @@ def test_a_dead_server_is_named_with_its_batch_and_log(observations: list[Observ
     for part in ("ended in code c=4", "in flight", "ended with status 1", LINE, "padding"):
         assert part in first[1]
     assert ("inconclusive", "code c=8 was not measured: the server was gone since code c=4") in rest
-
-
-def test_in_flight_is_what_had_not_ended_when_the_server_broke(observations: list[Observation]) -> None:
-    observation = observations[2]
-    latest = sorted(observation.samples, key=lambda sample: sample.ended)[-5:]
-    names = {sample.prompt for sample in latest}
-    moment = min(sample.ended for sample in latest)
-    failure = RequestFailure(kind=FailureKind.RESET, detail="")
-    whole, broken = (
-        replace(
-            observation,
-            samples=tuple(
-                replace(sample, ended=moment + 1000 * number, failure=ending)
-                if sample.prompt in names
-                else replace(sample, ended=min(sample.ended, moment - 1))
-                for number, sample in enumerate(observation.samples)
-            ),
-        )
-        for ending in (None, failure)
-    )
-    assert in_flight(whole) == 0
-    assert in_flight(broken) == 5
 
 
 def test_a_restarted_server_is_measured_again(observations: list[Observation]) -> None:
@@ -198,12 +176,6 @@ def test_a_restart_in_between_is_seen_in_the_series(observations: list[Observati
     assert found(changed(observations, 2, series=(other,)))[0][0] == "invalid"
 
 
-def test_a_cell_that_was_cut_short_is_invalid(observations: list[Observation]) -> None:
-    samples = observations[2].samples[:5]
-    [(verdict, cause)] = found(changed(observations, 2, samples=samples))
-    assert (verdict, cause) == ("invalid", "only 5 of 16 requests of code c=8 were recorded")
-
-
 def concluded(seen: CheckedCells, **more: Any) -> tuple[Verdict, str]:
     finding = conclude(seen, "sweep.category", told=CODE, passed="fine", **more)
     return finding.verdict, finding.cause
@@ -234,14 +206,6 @@ def cell_of(requests: int, salt: str = "") -> Cell:
     return Cell(
         check="three", name="code c=4", load=load, prompts=KitCorpus().prompts("code", requests, 0, salt)
     )
-
-
-def test_acceptance_is_what_counters_say() -> None:
-    observation = Server(seed=5).measure(cell_of(8))
-    found, after = acceptance(observation), observation.after
-    assert found.mal == pytest.approx(1 + after.accepted / after.drafts)
-    assert found.rate == pytest.approx(after.accepted / after.draft_tokens)
-    assert found.positions[0] == pytest.approx(after.accepted_per_position[0] / after.drafts)
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:

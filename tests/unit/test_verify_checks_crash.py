@@ -16,7 +16,6 @@ CRASH = ALL["crash"]
 BURSTS = "no batch size breaks the server"
 DRAIN = "draining breaks nothing"
 WAVES = "mixed waves break nothing"
-LINE = "RuntimeError: block_table must have shape (24, 512) but has (17, 512)"
 BENCH = Bench(CRASH)
 healthy, judged, named = BENCH.healthy, BENCH.judged, BENCH.at
 

@@ -260,11 +260,3 @@ def test_the_command_refuses_a_run_that_is_named_twice(tmp_path: Path, capsys: A
     assert main(words) == ConfigError.exit_code
     assert f"{old} was named twice" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-def test_the_command_refuses_a_folder_without_a_run(tmp_path: Path, capsys: Any) -> None:
-    old = written(tmp_path / "old", swept(1))
-    (tmp_path / "empty").mkdir()
-    assert main(["verify", "compare", str(old), str(tmp_path / "empty"), "--out", str(tmp_path / "out")]) != 0
-    assert "next" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_matrix import CASES, Case, Outcome, seeds
+from fault_matrix import CASES, Case, Outcome
 from kit import load_file
 
 from sparkwright.engine.findings import Verdict
@@ -54,12 +54,3 @@ def test_the_page_names_faults_and_checks_that_no_row_shows(script: Any) -> None
         seen(case, Verdict.PASS, "") for case in CASES if (case.fault, case.check) == ("lossy", "parity")
     ]
     assert "| `lossy` | speculation accepts wrong tokens at this rate | parity |" in script.not_shown(missed)
-
-
-def test_a_part_of_the_faults_can_be_run(script: Any) -> None:
-    chosen = script._chosen(["lossy", "inert"], 2)
-    assert {case.fault for case in chosen} == {"lossy", "inert", ""}
-    assert {case.check for case in chosen if not case.fault} == {"parity"}
-    assert len(script._chosen([], 1)) == len(CASES) + len(seeds(1))
-    with pytest.raises(SystemExit, match="no fault 'losy'"):
-        script._chosen(["losy"], 1)

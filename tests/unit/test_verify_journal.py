@@ -1,6 +1,5 @@
 """A journal survives whatever ends the run that writes it, and never mixes two runs."""
 
-import json
 import os
 import resource
 import signal
@@ -195,12 +194,6 @@ def test_a_file_that_may_not_grow_leaves_whole_lines_only(tmp_path: Path) -> Non
     assert read_journal(tmp_path).measured == {}
 
 
-def test_a_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match="could not be written"):
-        Journal(tmp_path / "file" / "run", manifest())
-
-
 def test_keys_tell_cells_and_servers_apart() -> None:
     one = manifest().identity
     keys = {
@@ -214,15 +207,6 @@ def test_keys_tell_cells_and_servers_apart() -> None:
     }
     assert len(keys) == 7
     assert cell_id(cell(), one) == cell_id(cell(), dict(one))
-
-
-def test_lines_are_plain_json(tmp_path: Path) -> None:
-    with Journal(tmp_path, manifest()) as journal:
-        journal.write(Measured(id="a", observation=observation()))
-    first, second = map(json.loads, (tmp_path / "journal.jsonl").read_bytes().splitlines())
-    assert (first["kind"], second["kind"]) == ("run", "cell")
-    assert second["observation"]["cell"]["name"] == "code c=8"
-    assert (tmp_path / "journal.jsonl").stat().st_mode & 0o777 == 0o644
 
 
 @pytest.mark.parametrize(("number", "error"), [(99, NewerFormatError), (0, ConfigError)])

@@ -14,7 +14,6 @@ import pytest
 from settings_kit import TOKENS, Surface, compared, options
 from verify_kit import Server, context, profile
 
-from sparkwright.base.errors import ConfigError
 from sparkwright.engine.environment import Environment
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import HostSample
@@ -162,9 +161,3 @@ def test_nothing_is_recommended_where_the_recipe_alone_starts_and_is_wrong(compa
     assert results.verdict is Verdict.FAIL
     assert "none of 2 configurations" in results.run.findings[0].cause
     assert not (results.folder / "recipe.toml").exists()
-
-
-def test_another_comparison_is_refused_in_the_same_folder(compare) -> None:
-    compare(Surface(), vary={SEQS: (16, 32)})
-    with pytest.raises(ConfigError, match="something else"):
-        compare(Surface(), vary={SEQS: (16, 48)})

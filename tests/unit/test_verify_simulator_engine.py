@@ -3,7 +3,7 @@
 import pytest
 from simulator_kit import Bench, prompt
 
-from sparkwright.verify.simulator.model import acceptance_table, accepted_tokens, mix
+from sparkwright.verify.simulator.model import acceptance_table
 from sparkwright.verify.simulator.request import PrefixCache, block_hash
 from sparkwright.verify.simulator.settings import BLOCK
 
@@ -44,11 +44,6 @@ def test_acceptance_follows_the_table_at_each_position() -> None:
         assert counters.per_position[position] / counters.drafts == pytest.approx(chance, abs=0.02)
 
 
-def test_a_draft_has_its_mean_acceptance_length() -> None:
-    drawn = [accepted_tokens(acceptance_table(7), 1.0, mix(1, number)) for number in range(4000)]
-    assert 3.6 < 1 + sum(drawn) / len(drawn) < 4.0
-
-
 # Scheduling ----------------------------------------------------------------------------------------------
 
 
@@ -61,27 +56,6 @@ def test_no_more_run_than_may() -> None:
         bench.step()
         running.add(len(bench.engine.running))
     assert max(running) == 4
-
-
-def test_first_come_first_served() -> None:
-    bench = Bench.of(max_num_seqs=1)
-    requests = [bench.add(prompt(number), 20) for number in range(4)]
-    for number, request in enumerate(requests, 1):
-        while not request.finish:
-            bench.step()
-        assert [bool(one.output_tokens) for one in requests] == [True] * number + [False] * (4 - number)
-
-
-def test_steps_cost_what_they_should() -> None:
-    alone, crowd = Bench.of(), Bench.of()
-    alone.serve(1, 100)
-    crowd.serve(32, 100)
-    assert alone.now == pytest.approx(0.02 * (len_steps(alone) + 1), rel=0.15)
-    assert crowd.now / (len_steps(crowd) / 32) > alone.now / len_steps(alone)  # 32 in a batch take longer
-
-
-def len_steps(bench: Bench) -> int:
-    return bench.engine.counters.drafts
 
 
 def test_a_long_prompt_is_worked_through_in_chunks() -> None:

@@ -20,8 +20,6 @@ from sparkwright.verify.simulator.log import (
 )
 from sparkwright.verify.simulator.settings import VERSION, plan_memory
 
-HEALTHY = 0.41  # acceptance rate of code with seven drafted tokens
-
 # The table -----------------------------------------------------------------------------------------------
 
 

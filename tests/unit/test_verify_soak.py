@@ -15,7 +15,7 @@ from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import Chunk, HostSample, MetricsSnapshot, Observation, Sample
 from sparkwright.verify.checks import ALL
-from sparkwright.verify.checks.soak_rounds import clock, elapsed
+from sparkwright.verify.checks.soak_rounds import elapsed
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
 
 SERVED = "requests are answered throughout"
@@ -373,10 +373,6 @@ def test_a_server_without_speculation_decides_nothing():
 
 
 # Pieces --------------------------------------------------------------------------------------------------
-
-
-def test_durations_are_said_as_people_say_them():
-    assert [clock(s) for s in (0, 90, 120, 630.4)] == ["0 s", "90 s", "2 min", "10 min 30 s"]
 
 
 @pytest.mark.parametrize("onset", [430, 420, 440, 900])  # in the midst of probes, in traffic

@@ -218,13 +218,6 @@ def test_a_later_one_that_does_not_start_leaves_its_cells_out(tmp_path: Path, me
     assert measured == ["one0"]
 
 
-def test_an_arm_that_nobody_brings_up_is_left_out(tmp_path: Path, measured: list[str]) -> None:
-    one = Asked("one", (("main", 0), ("baseline", 0)))
-    fleet = Fake(names=frozenset({"main"}))
-    run(tmp_path, fleet, one)
-    assert (measured, fleet.starts) == (["one0"], [("main", 0)])
-
-
 # Servers that fall silent --------------------------------------------------------------------------------
 
 
