@@ -16,7 +16,7 @@ import pytest
 from msgspec import structs
 
 from sparkwright.base.config import decode_json
-from sparkwright.base.errors import ClusterError, CompileError, ConfigError, StorageError, ToolError
+from sparkwright.base.errors import ClusterError, CompileError, ConfigError, StorageError
 from sparkwright.base.ssh import SshHost, parse_host
 from sparkwright.cli import worker as worker_command
 from sparkwright.distributed import Done, Task, TaskLostError, bring_files, parse_cluster, share_json
@@ -167,18 +167,6 @@ def test_a_damaged_file_is_no_input_of_a_task(runner: TaskRunner, store: Store) 
     assert not path.exists(), "it was dropped, and can be brought again"
 
 
-def test_a_full_disk_is_named(runner: TaskRunner, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    asked = made(store, "do")
-    monkeypatch.setattr("sparkwright.distributed.worker.share_file", full)
-    failed = runner.run(asked)
-    assert isinstance(failed, Failed)
-    assert (failed.fault, failed.kind) == ("task", "StorageError")
-    assert "space" in failed.because
-
-
 def test_a_task_that_is_given_up_ends_at_once(runner: TaskRunner, store: Store) -> None:
     stop = threading.Event()
     threading.Timer(0.5, stop.set).start()
@@ -301,35 +289,6 @@ def test_a_card_serves_one_task_at_a_time() -> None:
     assert given(machines) == {"a": ["plain", "two"]}
 
 
-def test_a_machine_of_which_several_results_are_refused_is_left_out(heard) -> None:
-    """If others deliver; and a task is not tried without end."""
-    machines = [machine("a", slots=9, mib=9), machine("b", slots=9, mib=9)]
-    doing = work(machines, *(structs.replace(task(), name=name) for name in "xyz"))
-    for name in "xyz":
-        machines[0].running[name] = doing.left[name], 0.0
-    doing._waiting.clear()
-    for name in "xyz":
-        doing.end(Done(name, "a", 1.0, None), taken=False)
-    assert not machines[0].fit
-    assert len(heard.warnings) == 1
-    doing.hand_out()
-    assert sorted(given(machines)["b"]) == ["x", "y", "z"]
-    doing.end(Done("x", "b", 1.0, None), taken=False)
-    doing.hand_out()
-    with pytest.raises(TaskLostError, match="did not arrive"):
-        doing.end(Done("x", "b", 1.0, None), taken=False)
-
-
-def test_a_task_that_is_refused_goes_elsewhere_if_there_is_another() -> None:
-    machines = [machine("a", slots=2, mib=9), machine("b", mib=9)]
-    doing = work(machines, task())
-    doing.hand_out()
-    assert given(machines) == {"a": ["one"], "b": []}
-    doing.fail(machines[0], Failed("one", "a", "", "ClusterError", "killed"))
-    doing.hand_out()
-    assert given(machines) == {"a": [], "b": ["one"]}
-
-
 def test_the_tasks_of_a_lost_machine_go_to_others_and_are_not_tried_without_end() -> None:
     machines = [machine(name, "gpu", slots=9 - place) for place, name in enumerate("abc")]
     doing = work(machines, task("gpu"))
@@ -351,21 +310,6 @@ def test_a_machine_whose_card_is_lost_leaves_its_task_to_no_other() -> None:
     doing.lose(machines[1])
     with pytest.raises(ClusterError, match="is left"):
         doing.hand_out()
-
-
-def test_a_machine_that_is_unfit_ends_what_it_runs_and_gets_no_more(heard) -> None:
-    machines = [machine("a", slots=2, mib=9), machine("b", mib=9)]
-    doing = work(machines, *(structs.replace(task(), name=name) for name in "xy"))
-    for name in "xy":
-        machines[0].running[name] = doing.left[name], 0.0
-    doing._waiting.clear()
-    doing.fail(machines[0], Failed("x", "a", "machine", "ToolError", "no compiler"))
-    assert (machines[0].fit, machines[0].alive, len(heard.warnings)) == (False, True, 1)
-    doing.end(Done("y", "a", 1.0, None), taken=True)
-    doing.hand_out()
-    assert given(machines) == {"a": [], "b": ["x"]}
-    with pytest.raises(ToolError, match="no compiler"):
-        doing.fail(machines[1], Failed("x", "b", "machine", "ToolError", "no compiler"))
 
 
 # A worker -----------------------------------------------------------------------------------------------
@@ -414,8 +358,3 @@ def test_whatever_ends_the_input_of_a_worker_ends_its_tasks(
         thread.join(1)
         assert not thread.is_alive()
     assert list(store.scratch_root.iterdir()) == []
-
-
-def test_a_worker_of_another_program_does_nothing(store: Store) -> None:
-    with pytest.raises(ToolError, match="cannot work"):
-        spoken(store, code="f" * 64)

@@ -26,8 +26,6 @@ from sparkwright.native.sources import gather_sources
 
 pytest_plugins = ["package_access"]
 
-HEADERS = {"include/a.h": "// newer\n"}
-
 
 def offer_next(index, *, cuda="13.1.0", runtime="13.1.5", torch="2.12.0"):
     """The wheels of a later torch, and of the CUDA that it pins, for both machines."""

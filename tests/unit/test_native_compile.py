@@ -2,7 +2,6 @@
 
 import errno
 import itertools
-import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -82,10 +81,6 @@ def test_units_start_longest_first_and_are_handed_on(driver: Driver, heard: Reco
     assert driver.objects() == ["a.o", "b.o", "c.o"]
 
 
-def test_no_jobs_are_no_work(driver: Driver) -> None:
-    assert driver().finished == ()
-
-
 def test_units_run_at_the_same_time(driver: Driver, tmp_path: Path) -> None:
     """Each waits for the other: they end only if both run."""
     both = [
@@ -117,14 +112,6 @@ def test_a_short_peak_counts_as_the_kernel_saw_it(driver: Driver) -> None:
     assert driver.done[0].cost.mib >= 90
 
 
-def test_the_log_has_the_command_and_what_it_said(driver: Driver) -> None:
-    job = driver.job("a", "import sys\nprint('out', flush=True)\nprint('err', file=sys.stderr)\n" + WRITE)
-    driver(job)
-    command, _, said = job.log.read_text().partition("\n\n")
-    assert shlex.split(command) == list(job.argv)
-    assert said == "out\nerr\n"
-
-
 @pytest.mark.parametrize("script", [NO_OUTPUT, "import sys; open(sys.argv[1], 'w')"], ids=["older", "empty"])
 def test_an_older_or_empty_object_is_no_success(driver: Driver, script: str) -> None:
     job = driver.job("a", script)
@@ -134,31 +121,6 @@ def test_an_older_or_empty_object_is_no_success(driver: Driver, script: str) -> 
         driver(job)
     assert "no object" in caught.value.because
     assert driver.objects() == []
-
-
-def test_units_have_names_of_their_own(driver: Driver) -> None:
-    with pytest.raises(ValueError, match="same name"):
-        driver(driver.job("a"), driver.job("a"))
-
-
-def test_progress_says_what_runs_and_how_long_yet(driver: Driver, heard: Recorder, tmp_path: Path) -> None:
-    waiting = driver.job("a", until(tmp_path / "go", WRITE), seconds=1000)
-    steps = itertools.count()
-
-    def machine() -> MachineSnapshot:
-        if next(steps) == 3:
-            (tmp_path / "go").touch()
-        return ROOMY
-
-    driver(waiting, driver.job("b", seconds=100), count=1, machine=machine)
-    first = next(data for data in heard.of("task.progress") if data["running"])
-    assert (first["done"], first["total"], first["unit"], first["jobs"]) == (0, 2, "units", 1)
-    assert (first["running"][0]["name"], first["running"][0]["expected"]) == ("a", 1000)
-    assert 1090 < first["left"] <= 1100
-    (finished, _) = heard.of("compile.finished")
-    assert (finished["unit"], finished["expected_seconds"]) == ("a", 1000)
-    later = heard.of("task.progress")[-1]
-    assert later["left"] < 50, "it goes much faster than was expected"
 
 
 # Failures ------------------------------------------------------------------------------------
@@ -268,12 +230,6 @@ def test_killed_alone_too_is_an_error_with_the_numbers(driver: Driver, heard: Re
     assert "58.6 of 64.0 GiB were available before" in because
     assert "the kernel killed" in because
     assert "fewer jobs" in caught.value.next_step
-
-
-def test_where_the_kernel_killed_nothing_that_is_said(driver: Driver) -> None:
-    with pytest.raises(NotEnoughMemoryError) as caught:
-        driver(driver.job("big", KILLED), machine=lambda: replace(ROOMY, oom_kills=5))
-    assert "a daemon or a person did" in caught.value.because
 
 
 def test_a_unit_starts_only_where_it_fits(driver: Driver, heard: Recorder) -> None:

@@ -69,10 +69,6 @@ def test_a_damaged_record_counts_as_none_and_heals(costs: UnitCosts, damage: str
     assert costs.learned("u") == cost(2, 2)
 
 
-def test_seeds_come_second(costs: UnitCosts) -> None:
-    assert expect(costs, "moe/a.cu", "moe/b.cu") == [cost(100, 3000), cost(40, 1000)]
-
-
 def test_seeds_follow_the_pace_of_this_machine(costs: UnitCosts) -> None:
     costs.learn("_C/moe/a.cu", cost(25, 3100))
     assert expect(costs, "moe/a.cu", "moe/b.cu") == [cost(25, 3100), cost(10, 1000)]

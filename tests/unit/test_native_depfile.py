@@ -4,8 +4,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from sparkwright.native.units import parse_depfile, read_depfile
 
@@ -56,27 +54,3 @@ def test_nvcc_puts_a_space_before_the_colon() -> None:
 @pytest.mark.parametrize("text", ["", "\n", "a.o", "a.o b.h", "a.o:", "a.o: \\\n"])
 def test_what_is_no_whole_rule_names_nothing(text: str) -> None:
     assert parse_depfile(text) == ()
-
-
-def quoted(name: str) -> str:
-    """*name* as GCC writes it (``munge`` in libcpp/mkdeps.cc)."""
-    text = ""
-    for place, letter in enumerate(name):
-        if letter in " \t":
-            before = len(name[:place]) - len(name[:place].rstrip("\\"))
-            text += "\\" * before + "\\"
-        elif letter == "#":
-            text += "\\"
-        text += "$$" if letter == "$" else letter
-    return text
-
-
-SAFE = st.text(st.sampled_from("ab./-_é:#$ \t\\%"), min_size=1).filter(
-    lambda name: not name.endswith(("\\", ":"))
-)
-
-
-@given(st.lists(SAFE, unique=True, min_size=1))
-def test_what_is_quoted_comes_back(names: list[str]) -> None:
-    text = "out.o: " + " \\\n ".join(map(quoted, names)) + "\n"
-    assert parse_depfile(text) == tuple(names)

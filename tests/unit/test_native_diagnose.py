@@ -94,13 +94,6 @@ def test_status_0_is_no_success_without_an_object(log: Path, output: Path) -> No
         assert found.cause == "no-output"
 
 
-def test_a_signal_is_named(log: Path, output: Path) -> None:
-    log.write_text(COMMAND)
-    found = diagnose(-11, log, output)
-    assert found is not None
-    assert found.detail == "it was ended by SIGSEGV"
-
-
 def test_the_command_itself_says_nothing(log: Path, output: Path) -> None:
     log.write_text("cc '-DWHY=\"No space left on device\"' -DKilled\n\nx.cu: error: no\n")
     found = diagnose(1, log, output)
@@ -118,16 +111,6 @@ def test_the_lines_of_the_errors_are_found() -> None:
             '/x/ops.cu(41): error: expected a ";"',
         )[1:]
     )
-
-
-def test_there_are_not_too_many_lines_and_the_last_ones_where_no_error_is_named() -> None:
-    assert error_lines("".join(f"f({n}): error: x\n" for n in range(99))) == tuple(
-        f"f({n}): error: x" for n in range(15)
-    )
-    assert error_lines("".join(f"line {n}\n\n" for n in range(99))) == tuple(
-        f"line {n}" for n in range(84, 99)
-    )
-    assert error_lines("") == ()
 
 
 def test_a_very_long_log_is_read_at_both_ends(log: Path, output: Path) -> None:

@@ -59,14 +59,6 @@ def test_everything_is_unpacked_where_nothing_is_named(access, index):
     assert modes == {"big": 0o444, "a.h": 0o444, "b.h": 0o444, "tool": 0o555}
 
 
-def test_what_is_there_is_not_fetched_again(access, index):
-    package = offer(index, NAME, make_wheel(FILES))
-    folder = unpack_package(access, package)
-    before = len(index.requests)
-    assert unpack_package(access, package) == folder
-    assert len(index.requests) == before
-
-
 def test_only_the_named_folders_are_unpacked(access, index):
     package = offer(index, NAME, make_wheel(FILES), folders=("inc", "bin/tool"))
     assert listing(unpack_package(access, package)) == expected(WANTED)
@@ -108,14 +100,6 @@ def test_a_server_that_sends_whole_files_only(access, index, heard):
     assert listing(unpack_package(access, package)) == expected(WANTED)
     assert [data["what"] for data in heard.of("fetch.whole")] == [NAME]
     assert access.store.find_file(package.sha256)
-
-
-def test_the_whole_wheel_is_used_where_it_is_here(access, index):
-    package = partial(index)
-    unpack_package(access, msgspec.structs.replace(package, folders=(), tree=None))
-    index.requests.clear()
-    assert listing(unpack_package(access, package)) == expected(WANTED)
-    assert index.requests == []
 
 
 @pytest.mark.parametrize("drop", [0, 10, 70_000])

@@ -52,17 +52,6 @@ def test_the_longest_starts_first_and_names_break_ties() -> None:
     assert decide(units, [], FREE, LIMITS) == Decision(start="long")
 
 
-def test_no_more_than_the_jobs_run() -> None:
-    running = [active(str(n)) for n in range(4)]
-    found = decide([waiting("a")], running, FREE, LIMITS)
-    assert (found.start, found.hold) == ("", "jobs")
-    assert decide([waiting("a")], running[:3], FREE, LIMITS).start == "a"
-
-
-def test_nothing_to_do_is_nothing_to_say() -> None:
-    assert decide([], [], FREE, LIMITS) == Decision()
-
-
 def test_a_unit_starts_when_it_fits_beside_what_the_others_will_yet_take() -> None:
     # 10000 available, 1000 in reserve; the one that runs uses 500 of the 6000 that it is going to take.
     running = [active("a", mib=6000, resident=500)]
@@ -72,22 +61,9 @@ def test_a_unit_starts_when_it_fits_beside_what_the_others_will_yet_take() -> No
     assert held.reason == "memory: 3.4 GiB free, the unit is expected to take 3.4"
 
 
-def test_one_that_takes_more_than_expected_claims_nothing_more() -> None:
-    running = [active("a", mib=1000, resident=5000)]
-    assert decide([waiting("b", mib=9000)], running, FREE, LIMITS).start == "b"
-
-
 def test_a_shorter_one_that_fits_goes_before_a_longer_one_that_does_not() -> None:
     units = [waiting("big", 50, 9500), waiting("small", 5, 500)]
     assert decide(units, [], FREE, LIMITS).start == "small"
-
-
-def test_a_unit_that_wants_to_be_alone_is_alone() -> None:
-    lone = waiting("lone", alone=True)
-    assert decide([lone], [active("a")], FREE, LIMITS).hold == "alone"
-    assert decide([lone], [], FREE, LIMITS).start == "lone"
-    assert decide([waiting("b")], [active("lone", alone=True)], FREE, LIMITS).hold == "alone"
-    assert decide([lone, waiting("b", 1)], [active("a")], FREE, LIMITS).start == "b"
 
 
 # Pressure ------------------------------------------------------------------------------------
@@ -134,11 +110,6 @@ def test_fewer_jobs_where_memory_is_short_and_why() -> None:
     assert plan.limits.jobs == 4, "as memory becomes free, more may run"
 
 
-def test_one_large_unit_among_small_ones_costs_no_jobs() -> None:
-    units = [waiting("big", 10, 8000), *(waiting(str(n), 10, 500) for n in range(40))]
-    assert plan_jobs(units, FREE).jobs == 4
-
-
 def test_what_is_asked_for_counts() -> None:
     units = [waiting(str(n)) for n in range(9)]
     assert plan_jobs(units, FREE, jobs=2).jobs == 2
@@ -159,12 +130,6 @@ def test_a_unit_that_does_not_even_fit_alone_is_refused_with_the_numbers() -> No
 # How long yet --------------------------------------------------------------------------------
 
 
-def test_longest_first_beats_the_order_of_a_file() -> None:
-    seconds = [1.0] * 8 + [8.0]
-    assert makespan(seconds, 2) == 12
-    assert makespan(sorted(seconds, reverse=True), 2) == 8
-
-
 def test_the_pace_is_what_units_took_against_what_was_expected() -> None:
     assert pace([]) == 1
     assert pace([(180, 60)]) == 2, "by now both weigh the same"
@@ -177,10 +142,6 @@ def test_time_left_counts_what_runs_and_what_waits() -> None:
     assert time_left([waiting("a", 10)], [active("b", elapsed=4)], 1) == 16
     assert time_left([waiting("a", 10)], [active("b", elapsed=4)], 2) == 10
     assert time_left([waiting("a", 10)], [active("b", elapsed=4)], 1, rate=2) == 36
-
-
-def test_a_unit_that_is_overdue_still_takes_some_time() -> None:
-    assert time_left([], [active("b", elapsed=100)], 1) == 10
 
 
 seconds_ = st.floats(0, 1000, allow_nan=False)

@@ -275,10 +275,3 @@ def test_names_and_tables_that_are_not_there(lock, access, tree):
         gather_sources(with_native(lock, None), access)
     with pytest.raises(LockMismatchError):
         gather_sources(with_native(lock, msgspec.structs.replace(lock.native, release="1.1.0")), access)
-
-
-def test_a_source_that_nobody_else_declares_has_its_own_address(lock, access, tree):
-    alone = {"only": SourcePin(ref="v4.4.2", tree=tree, paths=PATHS)}
-    native = msgspec.structs.replace(lock.native, sources=alone)
-    found = gather_sources(with_native(lock, native), access)["only"]
-    assert found.missing == "the lock names no git repository for it"

@@ -1,7 +1,6 @@
 """The unit cache: what would compile to the same object hits, and whatever could not, misses."""
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from unit_kit import COST, FILES, SOURCE, Project, make_toolchain
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.native.model import Toolchain
-from sparkwright.native.units import UnitFiles, missing_units, read_depfile, unit_key
+from sparkwright.native.units import missing_units, read_depfile
 from sparkwright.store import Store
 
 
@@ -145,14 +144,6 @@ def test_another_flag_or_toolchain_misses(store, tmp_path, toolchain, built):
     assert other(tmp_path, toolchain, {}, flags=("-O2",)).find(store) is None
     assert built.find(store, "another toolchain") is None
     assert built.find(store) is not None
-
-
-def test_each_content_of_a_source_has_a_record_of_its_own(tmp_path, toolchain, built):
-    """Else a source that is edited often would push out the states of its headers."""
-    edited = other(tmp_path, toolchain, {SOURCE: ""})
-    headers = other(tmp_path / "b", toolchain, {"source/csrc/ops.h": ""})
-    keys = [unit_key(project.unit, project.files, "toolchain") for project in (built, edited, headers)]
-    assert keys[0] == keys[2] != keys[1]
 
 
 # What cannot be cached ---------------------------------------------------------------------
@@ -359,14 +350,6 @@ def test_the_cost_is_kept(store: Store, built: Project) -> None:
     assert manifest["states"][0]["cost"] == {"seconds": COST.seconds, "mib": COST.mib}
     assert manifest["paths"] == sorted(set(FILES) - {"source/csrc/unrelated.h"})
     assert {"tool.h", "more.h", "stddef.h", "extra.h"} <= set(manifest["names"])
-
-
-def test_names_that_are_no_text_have_a_state_too(built: Project) -> None:
-    name = os.fsdecode(b"source/\xff.h")
-    again = name.replace("/", "/again/")
-    one, two = (UnitFiles({name: "1" * 40, **more}) for more in ({}, {again: "2" * 40}))
-    assert one.state(built.unit, [name], []) not in {None, two.state(built.unit, [name], [])}
-    assert one.state(built.unit, [again], []) is None
 
 
 RECORD = """

@@ -61,12 +61,6 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
-def test_members_and_contents_are_those_of_the_standard_library(source: Path) -> None:
-    with open_archive(source) as archive:
-        assert {name: archive.read(name) for name in archive.members} == FILES
-        assert archive.beginning("a/one.txt", 3) == b"one"
-
-
 def test_all_kept_is_one_range_and_the_same_data(source: Path, tmp_path: Path) -> None:
     with open_archive(source) as archive:
         parts = layout(Kept(archive, member, name) for name, member in archive.members.items())

@@ -15,7 +15,7 @@ import wheelkit
 from audit_case import BIG, CHANGES, INFO, OURS, Case, Files, failed, make_case, put, swap, verdicts
 
 from sparkwright.base.digests import to_json
-from sparkwright.base.errors import ArchiveError, AuditError
+from sparkwright.base.errors import AuditError
 from sparkwright.native.model import Extension
 from sparkwright.wheel.assemble import BinarySource, assemble
 from sparkwright.wheel.audit import CHECKS, audit
@@ -392,13 +392,6 @@ def test_what_is_upstreams_is_not_compiled(case, tmp_path, heard):
 )
 def test_the_floor_of_a_specifier(specifier: str, floor: str) -> None:
     assert floor_of(specifier) == floor
-
-
-def test_a_missing_file_is_an_error(case: Case, tmp_path: Path) -> None:
-    with pytest.raises(ArchiveError):
-        audit(tmp_path / case.wheel.name, case.expectation)
-    with pytest.raises(ArchiveError):
-        audit(case.wheel, replace(case.expectation, upstream_wheel=tmp_path / "vllm-0.24.0-py3-none-any.whl"))
 
 
 def test_a_member_that_is_a_link_in_the_merged_tree_fails(case: Case) -> None:
