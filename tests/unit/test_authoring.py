@@ -236,14 +236,6 @@ class TestFiles:
         assert (carry.folder / "1.3.0.patch").read_bytes() == other
         assert toml.read_text().startswith("# Mind the gap.\n")
 
-    def test_a_replaced_revision_keeps_its_file(self, tmp_path: Path) -> None:
-        carry = create_own(tmp_path, DRAFT, LOCK, PATCH)
-        toml = carry.folder / "carry.toml"
-        toml.write_text(toml.read_text().replace("1.2.0.patch", "mine.patch"))
-        (carry.folder / "1.2.0.patch").rename(carry.folder / "mine.patch")
-        carry = add_revision(load_carry(carry.folder), LOCK, PATCH)
-        assert carry.spec.revision[0].patch == "mine.patch"
-
     def test_superseded_releases_are_added_to_those_that_are_there(self, tmp_path: Path) -> None:
         carry = create_own(tmp_path, DRAFT, LOCK, PATCH)
         toml = carry.folder / "carry.toml"
@@ -330,18 +322,6 @@ class TestResolve:
         found = resolve_pull(store, upstream.address, 7)
         assert found.pin.base == newer
         assert found.subjects[0] == "work 0"
-
-    def test_a_message_with_any_byte_but_nul(self, store: Store, upstream: UpstreamRepository) -> None:
-        base = upstream.commit("One (#1)", {"a.py": "a = 1\n"})
-        upstream.git("checkout", "--quiet", "--detach", base)
-        odd = "\x1b[31mred\x01\x02\x7f\x85\u2028 title"
-        upstream.commit(f"{odd}\n\n\x01\n", {"a.py": "a = 2\n"})
-        upstream.commit("plain\n\nbody \x01 of it", {"a.py": "a = 3\n"})
-        upstream.git("update-ref", "refs/pull/7/head", "HEAD")
-        upstream.git("checkout", "--quiet", "main")
-        found = resolve_pull(store, upstream.address, 7)
-        assert found.subjects == (odd, "plain")
-        assert (found.author, found.message) == ("Upstream", f"{odd}\n\n\x01")
 
     def test_what_cannot_be_pinned(self, store: Store, upstream: UpstreamRepository) -> None:
         base = upstream.commit("One (#1)", {"a.py": "a = 1\n"})

@@ -1,10 +1,7 @@
 """Events reach whoever subscribed; a warning reaches the user in any case."""
 
-import logging
 import subprocess
 import sys
-
-from sparkwright.base.events import emit, warn
 
 SCRIPT = "from sparkwright.base.events import emit, subscribe, warn\n"
 
@@ -24,11 +21,3 @@ def test_a_script_without_a_subscriber_sees_warnings_and_nothing_else() -> None:
 def test_a_script_with_a_subscriber_decides_for_itself() -> None:
     done = run("with subscribe(lambda event: print(event.kind)):\n    warn('disk full')")
     assert (done.stdout, done.stderr) == ("warning\n", "")
-
-
-def test_a_warning_is_logged_only_where_it_would_be_lost(heard, caplog):
-    with caplog.at_level(logging.WARNING, logger="sparkwright"):
-        warn("heard", where="here")
-        emit("other")
-    assert heard.warnings == ["heard"]
-    assert caplog.records == []

@@ -3,13 +3,9 @@
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import settings as examples
-from hypothesis import strategies as st
 from kit import Content, make_tree, small_disk
 
 import sparkwright
@@ -24,7 +20,6 @@ from sparkwright.git import (
     make_read_only,
     open_repository,
     patch_tree,
-    require_git,
 )
 from sparkwright.git.repository import ATTRIBUTES, git_environment
 from sparkwright.store import remove_tree
@@ -238,12 +233,6 @@ def test_a_changed_tree_is_the_one_that_git_would_write(repository: Repository) 
     assert repository.command("for-each-ref").text == ""
 
 
-def test_a_file_that_differs_is_given_as_it_is_on_either_side(repository: Repository) -> None:
-    old, new = (import_files(repository, [("a/b", FileEntry("100644", data))]) for data in (b"1", b"2"))
-    before, after = (TreeEntry("100644", blob_id(data)) for data in (b"1", b"2"))
-    assert repository.changed(old, new) == {"a/b": (before, after)}
-
-
 def test_a_file_may_become_a_folder_and_a_folder_a_file(repository: Repository) -> None:
     file, folder = make_tree(repository, {"a": "1", "z": ""}), make_tree(repository, {"a/b": "1", "z": ""})
     one = FileEntry("100644", b"1")
@@ -341,11 +330,6 @@ def test_an_old_git_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert not (tmp_path / "git").exists()
 
 
-def test_a_git_that_is_new_enough_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", fake_git(tmp_path, "git version 2.38.0.windows.1"))
-    assert require_git() == "git version 2.38.0.windows.1"
-
-
 def test_no_git_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ToolError, match="not found") as caught:
@@ -414,23 +398,6 @@ def test_processes_that_open_and_import_at_once_agree(tmp_path: Path) -> None:
     assert repository.command("for-each-ref").text == ""
 
 
-def test_whoever_waited_for_a_new_repository_does_not_write_under_its_users(tmp_path: Path) -> None:
-    path = tmp_path / "git"
-    from sparkwright.store import hold
-
-    with hold(path.with_name("git.lock"), "test"):
-        waiting = threading.Thread(target=open_repository, args=(path,))
-        waiting.start()
-        Repository(path).command("init", "--quiet", "--bare", str(path), bare=False)
-        (path / "info").mkdir(exist_ok=True)
-        (path / "info" / "attributes").write_text(ATTRIBUTES)
-        (path / "sparkwright-ready").touch()
-        before = (path / "info" / "attributes").stat()
-    waiting.join()
-    after = (path / "info" / "attributes").stat()
-    assert (after.st_ino, after.st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
-
-
 @pytest.mark.parametrize("damage", ["", None, "* text\n"])
 def test_attributes_that_a_disk_lost_are_written_again(tmp_path: Path, damage: str | None) -> None:
     """Without them an upstream tree's own would have a say in merges."""
@@ -451,22 +418,3 @@ def test_the_environment_keeps_what_the_machine_needs(monkeypatch: pytest.Monkey
     assert env["GIT_SSH_COMMAND"] == "ssh -i key"
     assert env["HTTPS_PROXY"] == "proxy"
     assert "GIT_SSL_NO_VERIFY" not in env
-
-
-paths = st.lists(
-    st.text(
-        st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=8
-    ).filter(lambda part: part not in {".", ".."} and part.lower() != ".git"),
-    min_size=1,
-    max_size=3,
-).map("/".join)
-
-
-@examples(max_examples=25)
-@given(st.dictionaries(paths, st.binary(max_size=20), max_size=6))
-def test_any_files_come_back_as_they_went_in(repository: Repository, files: dict[str, bytes]) -> None:
-    folders = {parent.as_posix() for path in files for parent in Path(path).parents}
-    sound = {path: data for path, data in files.items() if path not in folders}
-    tree = make_tree(repository, sound)
-    found = repository.files(tree)
-    assert {path: repository.blob(entry.blob) for path, entry in found.items()} == sound

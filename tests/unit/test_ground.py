@@ -1,7 +1,6 @@
 """The ground floor: errors, events, canonical bytes, and reading our own files."""
 
 import json
-import os
 import re
 import threading
 from contextvars import copy_context
@@ -14,8 +13,8 @@ from hypothesis import strategies as st
 from kit import Recorder
 
 from sparkwright.base import errors, events
-from sparkwright.base.config import Model, load_toml, parse_toml, to_builtins
-from sparkwright.base.digests import digest_of, sha256_bytes, sha256_file, to_json
+from sparkwright.base.config import Model, load_toml, parse_toml
+from sparkwright.base.digests import digest_of, to_json
 from sparkwright.base.errors import ConfigError, NewerFormatError, SparkwrightError
 
 ROOT = Path(__file__).parents[2]
@@ -38,17 +37,6 @@ def test_the_documentation_has_the_exit_code_of_each_kind() -> None:
     assert codes == sorted(set(codes))
     # above 125 belongs to shells and signals
     assert all(code <= 125 for code in codes)
-
-
-def test_an_error_says_what_why_and_what_next() -> None:
-    error = SparkwrightError("it failed", because="of this", next_step="do that")
-    assert (str(error), error.what, error.because, error.next_step) == (
-        "it failed, because of this",
-        "it failed",
-        "of this",
-        "do that",
-    )
-    assert str(SparkwrightError("it failed")) == "it failed"
 
 
 # Events ------------------------------------------------------------------------------------
@@ -176,13 +164,6 @@ def test_what_json_cannot_say_is_refused() -> None:
         to_json(float("nan"))
 
 
-def test_files_and_bytes_have_the_same_digest(tmp_path: Path) -> None:
-    data = os.urandom((1 << 20) + 7)
-    (tmp_path / "file").write_bytes(data)
-    assert sha256_file(tmp_path / "file") == sha256_bytes(data)
-    assert sha256_bytes(b"") == "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-
-
 # Reading files -----------------------------------------------------------------------------
 
 
@@ -198,12 +179,6 @@ class Sample(Model, frozen=True):
 def read(text: str | bytes) -> Sample:
     data = text.encode() if isinstance(text, str) else text
     return parse_toml(data, Sample, newest_format=1, name="file.toml")
-
-
-def test_a_file_becomes_a_model_and_back() -> None:
-    sample = read('format = 1\n[[inner]]\nsome-name = "x"\n')
-    assert sample == Sample(format=1, inner=(Inner(some_name="x"),))
-    assert json.loads(json.dumps(to_builtins(sample))) == {"format": 1, "inner": [{"some-name": "x"}]}
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from native_kit import HERE, OTHER, lock_text, native_tables, offer_toolkit, wit
 from small_release import make_release
 
 from sparkwright.base.config import parse_toml
-from sparkwright.base.errors import ConfigError, LockMismatchError
+from sparkwright.base.errors import LockMismatchError
 from sparkwright.lock import LOCK_FORMAT, CudaEvidence, Lock, check_native, require_native
 from sparkwright.lock.bump import rewrite
 from sparkwright.lock.native import SourcePin
@@ -118,13 +118,6 @@ def test_fires_on_a_part_of_a_source_that_has_moved():
     assert [finding.key for finding in findings] == ["native.sources.cutlass.ref", "native.sources.inner.ref"]
     assert "parent source cutlass" in findings[1].because
     assert findings[1].because in str(findings[1])
-
-
-def test_tables_for_another_release_are_not_used():
-    with pytest.raises(ConfigError, match="cannot be compiled"):
-        require_native(make_release().lock)
-    with pytest.raises(LockMismatchError, match="for another release"):
-        require_native(lying("release", "1.1.0"))
 
 
 # Moving the pin ----------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """Every outcome by name, on generated trees; one failing carry never hides the others."""
 
 import pytest
-from kit import DELETED, Scene, make_tree, read_tree, write_carry, write_diff
+from kit import Scene, make_tree, read_tree, write_carry, write_diff
 
 from sparkwright.base.errors import NotInStoreError, StorageError
 from sparkwright.carries import load_carry
@@ -48,14 +48,6 @@ def test_the_commit_names_one_carry_a_step(scene: Scene) -> None:
         "pristine 1.1.0|",
     ]
     assert scene.repository.tree_of(report.commit) == report.tree
-
-
-def test_new_and_deleted_files_are_merged(scene: Scene) -> None:
-    scene.base = {CODE: OLD, "vllm/old.py": "x = 1\n"}
-    scene.add("fix", {"vllm/new.py": "y = 1\n", "vllm/old.py": DELETED})
-    report = scene.merge()
-    assert report.outcomes[0].kind is OutcomeKind.APPLIED
-    assert read_tree(scene.repository, report.tree) == {CODE: OLD, "vllm/new.py": "y = 1\n"}
 
 
 def test_superseded_by_declaration_and_not_before(scene: Scene) -> None:
@@ -296,12 +288,3 @@ def test_a_carried_file_has_the_mode_that_upstream_gives_it(scene: Scene, then: 
     scene.base = {CODE: FileEntry(now, OLD.encode())}  # a base that differs in the mode alone
     files = scene.repository.files(scene.merge().tree)
     assert (files[CODE].mode, files["new.sh"].mode) == (now, "100755")
-
-
-def test_each_outcome_is_told_as_an_event(scene: Scene, heard) -> None:
-    scene.base, scene.target = {CODE: OLD}, {CODE: CLASH}
-    scene.add("clashes", {CODE: NEW})
-    scene.add("fits", {CODE: MOVED})
-    scene.merge()
-    told = [(data["carry"], data["outcome"]) for data in heard.of("merge.outcome")]
-    assert told == [("clashes", "conflict"), ("fits", "applied")]

@@ -70,15 +70,6 @@ class TestApply:
         assert outcomes[1].tree == tree
         assert read_tree(shelf.repository, tree) == {**PINNED, LISTS: NEW, "csrc/b.cu": "// b\n"}
 
-    def test_two_changes_of_one_file_are_merged(self, shelf: Shelf) -> None:
-        pinned = make_tree(shelf.repository, PINNED)
-        carries = [shelf.carry("wide", {LISTS: NEW}), shelf.carry("lists", {LISTS: WIDER})]
-        tree, outcomes = apply_to_source(shelf.repository, pinned, carries, version=VERSION)
-        assert [outcome.kind for outcome in outcomes] == [OutcomeKind.APPLIED] * 2
-        assert read_tree(shelf.repository, tree)[LISTS] == NEW.replace(
-            "set(ARCHS 8.0)", "set(ARCHS 8.0 12.1a)"
-        )
-
     @pytest.mark.parametrize(
         ("now", "kind"),
         [
@@ -147,9 +138,6 @@ class TestPatchset:
         assert found.tree == report.outcome("wide").tree
         assert read_tree(shelf.repository, found.tree)[LISTS] == NEW
         assert report.source("another") is None
-
-    def test_sources_that_no_carry_changes_are_not_reported(self, shelf: Shelf) -> None:
-        assert shelf.merge(shelf.own("late", {"vllm/a.py": "A = 2\n"})).sources == ()
 
     def test_a_source_that_is_not_at_hand_costs_its_carries_and_no_others(self, shelf: Shelf) -> None:
         report = shelf.merge(

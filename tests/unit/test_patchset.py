@@ -7,16 +7,12 @@ from typing import Any
 import msgspec
 import pytest
 import tomlkit
-from hypothesis import given
-from hypothesis import settings as examples
-from hypothesis import strategies as st
 from kit import VERSION, write_carry
 
 from sparkwright.base.errors import ConfigError, DependencyOrderError, NewerFormatError, UnknownNameError
 from sparkwright.carries import Carry
 from sparkwright.carries.patchset import (
     BuildSpec,
-    Patchset,
     load_patchset,
     make_build_spec,
     with_carry,
@@ -105,12 +101,6 @@ def test_a_name_is_no_path(tmp_path: Path, name: str) -> None:
         load_patchset(tmp_path / "patchsets", name)
 
 
-def test_a_sound_patchset_is_read(tmp_path: Path) -> None:
-    write(tmp_path)
-    found = load_patchset(tmp_path / "patchsets", "spark")
-    assert found == Patchset(format=1, name="spark", summary="what it is for", carries=("a", "b"))
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
@@ -160,24 +150,6 @@ def test_requirements_that_do_not_hold_are_refused(tmp_path, requires, order, sa
     assert says in caught.value.because
     assert caught.value.next_step
     assert caught.value.exit_code == 10
-
-
-def test_a_required_carry_that_does_not_exist_is_unknown(tmp_path: Path) -> None:
-    with pytest.raises(UnknownNameError, match="'gone'"):
-        point(tmp_path, {"a": ["gone"]}, ["a"])
-
-
-@examples(max_examples=30)
-@given(st.permutations(["a", "b", "c", "d"]))
-def test_an_order_is_taken_exactly_when_requirements_come_first(tmp_path_factory, order):
-    requires = {"a": [], "b": ["a"], "c": ["a", "b"], "d": []}
-    root = tmp_path_factory.mktemp("order")
-    holds = all(order.index(low) < order.index(high) for high, lows in requires.items() for low in lows)
-    if holds:
-        assert [carry.name for carry in point(root, requires, order).carries] == order
-    else:
-        with pytest.raises(DependencyOrderError):
-            point(root, requires, order)
 
 
 def test_the_digest_changes_with_order_content_and_pin_and_not_with_prose(tmp_path: Path) -> None:
@@ -274,14 +246,6 @@ def test_the_digest_with_native_kernels_covers_what_decides_them(tmp_path: Path)
     assert digest(replace(LOCK, native=slower)) == plain
     write_carry(tmp_path / "carries", "a", patches={VERSION: b"a2"}, scope="build")
     assert digest() != plain
-
-
-def test_native_kernels_want_a_lock_that_says_with_what(tmp_path: Path) -> None:
-    carries(tmp_path, {"a": []})
-    write(tmp_path, carries=["a"])
-    with pytest.raises(ConfigError, match="cannot be compiled") as caught:
-        make_build_spec(tmp_path, LOCK, "spark", arch="12.1a")
-    assert "--kernels upstream" in caught.value.next_step
 
 
 def test_a_source_that_the_lock_does_not_have(tmp_path: Path) -> None:

@@ -41,13 +41,6 @@ def test_whoever_comes_second_says_so_waits_and_finds_the_work_done(tmp_path: Pa
     assert heard.of("lock.waiting") == [{"what": "the thing", "path": str(lock)}]
 
 
-def test_nobody_waits_for_a_free_lock(tmp_path: Path, heard: Recorder) -> None:
-    for _ in range(2):
-        with hold(tmp_path / "a.lock", "the thing"):
-            pass
-    assert heard.of("lock.waiting") == []
-
-
 def test_patience_ends_in_an_error_that_names_the_lock(tmp_path: Path) -> None:
     lock = tmp_path / "a.lock"
     first = holder(lock, "60")

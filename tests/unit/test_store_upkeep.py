@@ -217,13 +217,6 @@ def test_the_least_recently_used_go_until_the_size_is_right(store: Store) -> Non
     assert survey(store) == []
 
 
-def test_either_limit_is_enough(store: Store) -> None:
-    files = [put(store, bytes([number]) * 100, days=10 - number) for number in range(5)]
-    assert len(pruned(store, 8.5, 300, dry=True).removed) == 2
-    assert len(pruned(store, 6.5, 300, dry=True).removed) == 4
-    assert all(path.exists() for path in files)
-
-
 def test_a_dry_run_removes_nothing_and_tells_the_same(store: Store) -> None:
     path = put(store, b"old", days=9)
     dry = pruned(store, 8, dry=True)

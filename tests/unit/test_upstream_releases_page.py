@@ -12,25 +12,11 @@ from sparkwright.pipeline import open_checkout
 from sparkwright.pipeline.checkout import series_names
 
 ROOT = Path(__file__).parents[2]
-TABLES = {
-    "1.2": {
-        "1.2.0": {"first": "applied ✓", "second": "left-out"},
-        "1.3.0": {"first": "conflict, not needed ✓", "second": "superseded"},
-    },
-    "1.3": {"1.2.0": {"third": "refused"}, "1.3.0": {"third": "applied"}},
-}
 
 
 @pytest.fixture(scope="module")
 def script() -> Any:
     return load_file(ROOT / "scripts" / "upstream_releases.py")
-
-
-def test_tables_are_read_as_they_were_written(script: Any) -> None:
-    page = script.page(TABLES)
-    assert script.documented(page) == TABLES
-    assert "| `first` | applied ✓ | conflict, not needed ✓ |" in page.splitlines()
-    assert script.documented("# No tables\n") == {}
 
 
 def test_the_repositorys_page_is_what_the_script_writes(script: Any) -> None:

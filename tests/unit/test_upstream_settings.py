@@ -6,7 +6,7 @@ import pytest
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.upstream import settings
-from sparkwright.upstream.settings import IndexSettings, pip_files, read_settings
+from sparkwright.upstream.settings import IndexSettings, read_settings
 
 
 @pytest.fixture
@@ -95,8 +95,3 @@ def test_a_broken_file_is_named(tmp_path, home):
     write(tmp_path / "chosen.conf", "index-url = no section\n")
     with pytest.raises(ConfigError, match=r"chosen\.conf"):
         read_settings(home)
-
-
-def test_the_null_device_means_no_file_at_all(home):
-    assert list(pip_files(home))
-    assert list(pip_files({**home, "PIP_CONFIG_FILE": os.devnull})) == []

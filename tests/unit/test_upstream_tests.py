@@ -188,14 +188,6 @@ def test_the_key_changes_with_code_tests_choice_and_packages(gate, monkeypatch):
     assert len({*keys, key({CACHE: FIXED})}) == 6
 
 
-def test_another_choice_runs_no_file_again(gate: Gates, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = gate({CACHE: HEALTHY}).run()
-    monkeypatch.setattr(upstream_tests, "choice_source", lambda: "def choose_tests(): ...\n")
-    monkeypatch.setattr(UpstreamGate, "_run", lambda *_, **__: pytest.fail("it ran again"))
-    again = gate({CACHE: HEALTHY}).run()
-    assert (again.passed, again.key != found.key) == (found.passed, True)
-
-
 def test_files_can_be_named(gate: Gates) -> None:
     pristine = {**PACKAGE, "tests/test_other.py": "def test_other():\n    pass\n"}
     assert gate({CACHE: FIXED}, pristine).run(["tests/test_other.py"]).passed == 1
