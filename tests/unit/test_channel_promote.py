@@ -300,31 +300,6 @@ def test_a_pointer_that_a_reader_took_before_another_saw_the_next_is_no_replay(w
     assert world.verify().state.generation == 2
 
 
-def test_many_publishers_at_once_lose_nothing(world: ChannelWorld) -> None:
-    world.promote("0")
-    wheels = [world.wheel(str(number)) for number in range(1, 5)]
-    failures: list[BaseException] = []
-
-    def run(path: Path) -> None:
-        while True:
-            try:
-                world.promote_file(path)
-            except LostRaceError:
-                continue
-            except BaseException as error:  # noqa: BLE001
-                failures.append(error)
-            return
-
-    threads = [threading.Thread(target=run, args=(path,)) for path in wheels]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    assert world.listed() == dict.fromkeys("01234")
-    assert world.verify().state.generation == 5
-
-
 # What a publisher does not build upon --------------------------------------------------------------
 
 

@@ -132,21 +132,6 @@ def test_the_parsers_own_error_is_reported_where_nothing_else_explains_it() -> N
     assert dead[1].startswith("shell variable VLLM_GONE")
 
 
-@pytest.mark.parametrize(
-    ("refused", "named"),
-    [
-        ({"max-num-sequences": 4}, "flag --max-num-sequences"),
-        ({"quantization": "bitsandbytes"}, "value --quantization"),
-        ({"attention-backend": "NONE", "kv-cache-dtype": "x"}, "value --attention-backend"),
-    ],
-)
-def test_a_refused_option_does_not_hide_the_parsers_error_on_another(refused, named):
-    flags = {**refused, "max-num-seqs": "many"}
-    *first, last = found({"flags": flags}, error="invalid int value: 'many'", part="--max-num-seqs")
-    assert first[0].startswith(named)
-    assert last == "parser vllm serve: invalid int value: 'many'"
-
-
 def test_an_option_that_needs_a_refused_one_is_not_refused_for_it() -> None:
     flags = {"tool-call-parser": "none", "enable-auto-tool-choice": True}
     options = {**RELEASE.flags, "enable-auto-tool-choice": ([], "")}

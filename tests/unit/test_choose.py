@@ -8,7 +8,7 @@ import pytest
 from test_patchset import COMPILING, LOCK
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
-from sparkwright.pipeline.options import choose_arch, own_capability
+from sparkwright.pipeline.options import choose_arch
 
 HERE = platform.machine()
 HOPPER = msgspec.structs.replace(COMPILING, native=msgspec.structs.replace(COMPILING.native, arch="9.0a"))
@@ -52,12 +52,6 @@ def test_auto_compiles_on_the_very_card_for_this_very_machine(card) -> None:
 def test_a_card_that_cannot_be_told_is_not_the_card(card, script: str) -> None:
     card(script)
     assert choose_arch(COMPILING, HERE) is None
-
-
-def test_without_a_driver_nothing_is_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, heard) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert own_capability() is None
-    assert heard.of("process.ended") == []
 
 
 def test_the_machine_is_asked_only_where_it_decides(card, heard) -> None:

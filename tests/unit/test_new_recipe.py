@@ -101,11 +101,6 @@ def test_what_is_stated_stays(tmp_path: Path) -> None:
     assert recipe.nodes == 1
 
 
-def test_a_model_that_is_split_is_for_as_many_machines(tmp_path: Path) -> None:
-    recipe, _ = made(tmp_path, QWEN_27B, settings=("tensor-parallel-size=2", "max-model-len=8192"))
-    assert recipe.nodes == 2
-
-
 @pytest.mark.parametrize(
     ("config", "more", "said"),
     [

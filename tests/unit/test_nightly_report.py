@@ -7,9 +7,9 @@ import pytest
 from markdown_it import MarkdownIt
 
 from sparkwright.base.text import code_span
-from sparkwright.nightly.model import Judgement, NightCheck, NightVerdict, Standing, standing_of
+from sparkwright.nightly.model import Judgement, NightCheck, Standing, standing_of
 from sparkwright.nightly.propose import HeldBack, Proposal, ProposedCommit
-from sparkwright.nightly.report import VERDICTS, commit_address, render_markdown
+from sparkwright.nightly.report import commit_address, render_markdown
 
 UPSTREAM = "https://github.com/vllm-project/vllm.git"
 EVIL = night_kit.EVIL
@@ -49,12 +49,6 @@ def test_only_red_carries_tell_how_to_search(judgement):
     assert ("sparkwright bisect" in markdown(one)[0]) == red
 
 
-@pytest.mark.parametrize("verdict", NightVerdict)
-def test_every_verdict_is_the_heading(verdict):
-    one = night_kit.night(verdict=verdict)
-    assert markdown(one)[1].startswith(f"<h2>{VERDICTS[verdict]}</h2>")
-
-
 def test_what_is_said_of_an_eventful_night():
     text, rendered = markdown(night_kit.eventful())
     for said in (
@@ -74,12 +68,6 @@ def test_flaky_tests_of_upstream_are_named_where_there_are_any():
         one = night_kit.night(night_kit.found(tests=tests))
         told, _ = markdown(one)
         assert (f"flaky: {name}" in told.replace("`", ""), "flaky" in told) == (bool(flaky), bool(flaky))
-
-
-def test_strips_have_a_bar_a_night():
-    good, bad = Judgement.NEEDED, Judgement.CONFLICT
-    one = night_kit.carry("clamp", bad, history=night_kit.strip(good, good, bad, bad, bad))
-    assert "▁▁███" in markdown(night_kit.night(night_kit.found(one)))[0]
 
 
 def test_hostile_text_stays_text_in_markdown():

@@ -81,10 +81,6 @@ def test_a_checkout_describes_a_wheel_of_each_series_with_and_without_own_kernel
         assert not is_present("0.19.0", present)
 
 
-def test_outside_of_a_checkout_nothing_is_present(tmp_path: Path) -> None:
-    assert present_specs(tmp_path, "aarch64") == {}
-
-
 def test_a_series_that_cannot_be_read_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(root: Path, series: str | None = None) -> Checkout:
         if series == "0.24":

@@ -184,9 +184,6 @@ def test_weights_that_the_recipe_has_otherwise_are_found(nvfp4, folder):
     assert judged(folder) == {}
 
 
-PACKED = {"l.weight": ("I32", (8, 8)), "l.scales": ("F16", (8,))}
-
-
 def test_a_configuration_that_was_left_behind_is_found(nvfp4):
     (nvfp4 / "hf_quant_config.json").unlink()
     assert judged(nvfp4) == {"quantization-unstated": "refuse"}

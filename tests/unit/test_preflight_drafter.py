@@ -194,19 +194,6 @@ def test_pages_of_a_drafter_in_a_hybrid_model(dtype, draft, version, carries, ex
     assert cached(dtype, draft, version=version, carries=frozenset(carries)) == expected
 
 
-@pytest.mark.parametrize(("draft", "remedy"), [("bfloat16", 'kv_cache_dtype = "fp8"'), ("fp8", "KV heads")])
-def test_the_remedy_is_another(draft, remedy):
-    wide = (Attention(5, 16, 128),)
-    options = KvOptions(dtype="fp8", draft_dtype=draft)
-    (finding,) = check_draft_cache(HYBRID, wide, options, EngineFacts(version="0.24.0"))
-    assert remedy in finding.next_step
-
-
-def test_pages_of_a_drafter_elsewhere():
-    wide = model_shape({**DENSE, "num_key_value_heads": 8})
-    assert cached("fp8", "bfloat16", target=wide) == {}
-
-
 def test_the_whole_of_a_start(tmp_path):
     target = write_checkpoint(tmp_path / "target", QWEN_27B)
     drafter = write_checkpoint(tmp_path / "drafter", QWEN_27B_DFLASH, dflash_27b(), tokenizer=False)

@@ -88,11 +88,6 @@ def test_there_is_no_room_for_it(hub: HubServer) -> None:
     assert said(report(hub, recipe("org/m"), spark(disk_free=20 * GIB)), "disk") == []
 
 
-def test_a_context_that_the_model_does_not_have_is_found_before_the_download(hub: HubServer) -> None:
-    flags = {"max-model-len": 300_000}
-    assert [one.level for one in said(report(hub, recipe("org/m", flags=flags)), "context")] == ["refuse"]
-
-
 def test_a_licence_that_is_not_accepted(hub: HubServer) -> None:
     hub.gated.add("org/m")
     (refused,) = said(report(hub, recipe("org/m")), "model-refused")

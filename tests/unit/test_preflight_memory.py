@@ -181,17 +181,6 @@ def test_a_pool_that_the_recipe_fixes(tmp_path):
     assert levels(more)["host-reserve"] == "refuse"
 
 
-def test_the_parts_grow_with_what_is_asked_for(tmp_path):
-    folder = heavy(tmp_path, 20)
-
-    def part(name, **flags):
-        return inspect_start(start(recipe(folder, flags=flags))).budget.estimates.get(name)
-
-    assert part("activations", **{"max-num-batched-tokens": 32768}).likely > part("activations").likely
-    assert part("CUDA graphs") is not None
-    assert part("CUDA graphs", **{"enforce-eager": True}) is None
-
-
 def test_what_is_not_known_is_said_so(tmp_path):
     odd = write_checkpoint(tmp_path / "odd", {**DENSE, "layer_types": ["conv"] * 8})
     report = inspect_start(start(recipe(odd)))

@@ -139,10 +139,6 @@ def test_proved(bench: Bench, heard: Recorder) -> None:
     assert len([event for event in heard.of("process.ended") if "harness.py" in event["argv"]]) == 2
 
 
-def test_not_needed(bench: Bench) -> None:
-    assert bench.prove(GOOD.replace("size(0) == 1", "size(2) == 2")).verdict is ProbeVerdict.NOT_NEEDED
-
-
 def test_refuted(bench: Bench) -> None:
     proof = bench.prove(GOOD.replace("size(0) == 1", "size(0) == 7"))
     assert proof.verdict is ProbeVerdict.REFUTED

@@ -81,23 +81,6 @@ def test_every_function_is_compiled_or_named_with_the_reason():
     assert "* refused: `ops.read`" in PAGE.page_section("Series", refused)
 
 
-def test_a_row_has_the_launch_that_a_recipe_may_come_to():
-    some = [
-        replace(READ, shared=5000),
-        replace(READ, shared=7000, origin="prefill", spills=8),
-        replace(READ, shared=9000, origin="upstream's test_read.py"),
-    ]
-    (row,) = PAGE.rows(report(*some))
-    assert row == ("vllm.ops.read", "3", "7000", "0", "8 (prefill)", "prefill")
-
-
-def test_what_takes_little_and_what_tests_alone_launch_has_no_row():
-    few, test = replace(READ, shared=5000), replace(READ, origin="upstream's test_read.py", spills=8)
-    assert not list(PAGE.rows(report(few)))
-    assert not list(PAGE.rows(report(test)))
-    assert len(list(PAGE.rows(report(READ)))) == 1
-
-
 def test_results_of_a_child_that_was_killed_are_kept(tmp_path):
     lines = tmp_path / "report.jsonl"
     assert _compiled(lines) == {}

@@ -1,10 +1,9 @@
 """Folders that probes see of a tree, and the environment that they run in."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from kit import Content, make_tree, seed_environment
+from kit import Content, make_tree
 
 from sparkwright.base.errors import NotInStoreError
 from sparkwright.probe import environment as environment_module
@@ -17,13 +16,6 @@ PACKAGE: dict[str, Content] = {
     CACHE: "def size(n):\n    return n\n",
     "setup.py": "raise SystemExit\n",
 }
-
-
-@pytest.fixture
-def seeded(store: Store, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An environment for probes without torch: the tests' own interpreter."""
-    monkeypatch.setattr(environment_module, "requirements", lambda: "nothing\n")
-    return seed_environment(store, "nothing\n")
 
 
 def test_a_tree_is_made_once_read_only_and_remade_when_it_was_touched(store, repository, heard):
@@ -85,19 +77,6 @@ def test_a_damaged_record_of_a_tree_makes_it_anew(store, repository, heard):
     assert len(heard.warnings) == 1
     tree_folder(store, repository, tree, under="vllm")
     assert len(heard.warnings) == 1
-
-
-def test_a_tree_is_known_wherever_the_store_is_moved(store, repository, heard):
-    tree = make_tree(repository, PACKAGE)
-    tree_folder(store, repository, tree, under="vllm")
-    moved = replace(store, home=store.home.rename(store.home.with_name("moved")))
-    tree_folder(moved, repository, tree, under="vllm")
-    assert heard.warnings == []
-
-
-def test_the_environment_is_taken_when_it_is_there(store: Store, seeded: Path) -> None:
-    assert prepare_environment(store) == seeded
-    assert prepare_environment(store, offline=True) == seeded
 
 
 def test_the_environment_is_not_made_offline(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
-from sparkwright.recipes import Evidence, load_recipe, served_recipe
-from sparkwright.recipes.evidence import best_grade
+from sparkwright.recipes import load_recipe, served_recipe
 
 OLD = """
 format = 1
@@ -50,11 +49,6 @@ def write(tmp_path: Path):
     return written
 
 
-def test_old_file_is_valid(write):
-    recipe = load_recipe(write(OLD))
-    assert (recipe.nodes, recipe.series, recipe.uses, recipe.grade) == (1, (), {}, "never")
-
-
 def test_use_is_laid_over(write):
     recipe = load_recipe(write(OLD + USES), "many")
     assert recipe.flags == {"max-num-seqs": 64, "kv-cache-dtype": "auto"}
@@ -62,12 +56,6 @@ def test_use_is_laid_over(write):
     assert recipe.speculative == {"method": "dflash", "num_speculative_tokens": 3}
     assert recipe.why["max-num-seqs"] == "many users"
     assert recipe.title == "Mine; for 64 requests at a time"
-
-
-def test_without_use_nothing_changes(write):
-    recipe = load_recipe(write(OLD + USES))
-    assert recipe.flags["max-num-seqs"] == 4
-    assert recipe.why["max-num-seqs"] == "few users"
 
 
 def test_use_without_speculation(write):
@@ -91,11 +79,6 @@ def test_use_cannot_take_reserved_flags(write):
 def test_other_names_of_uses_are_refused(write):
     with pytest.raises(ConfigError, match="does not match"):
         load_recipe(write(OLD + '[uses.weekend]\ntitle = "t"\n'))
-
-
-def test_grade_is_the_best_one():
-    found = [Evidence(grade=grade, where="GB10", by="others", source="-") for grade in ("C", "A-", "B")]
-    assert best_grade(found) == "A-"
 
 
 @pytest.mark.parametrize("name", ["LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "PATH", "A=B"])

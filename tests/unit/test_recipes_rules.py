@@ -6,7 +6,6 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from recipe_kit import DFLASH, made, of
 
@@ -307,16 +306,6 @@ def test_what_has_a_band_is_served_by_our_wheel_and_by_later_ones_that_can(name:
     assert recipe.flags["max-model-len"] > 33_000 + 400, "as far as the longest context that is checked"
 
 
-@pytest.mark.parametrize("runner", ["0", "1"])
-@pytest.mark.parametrize("eager", [False, True])
-def test_smoke_runs_on_both_model_runners_with_and_without_graphs(runner: str, eager: bool) -> None:  # noqa: FBT001
-    recipe = load_recipe("smoke")
-    flags = {**recipe.flags, "enforce-eager": eager}
-    environment = {**recipe.environment, "VLLM_USE_V2_MODEL_RUNNER": runner}
-    recipe = msgspec.structs.replace(recipe, flags=flags, environment=environment)
-    assert incompatibilities(recipe, "0.24.0", "9.0") == ()
-
-
 def test_arguments_are_those_of_vllm_serve() -> None:
     recipe = made(
         drafter="some/drafter",
@@ -344,11 +333,6 @@ def written(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "mine.toml"
     path.write_text('format = 1\nname = "mine"\ntitle = "Mine"\nmodel = "a/b"\n' + text, encoding="utf-8")
     return path
-
-
-def test_a_recipe_of_the_users_own_is_read_by_its_path(tmp_path: Path) -> None:
-    recipe = load_recipe(written(tmp_path, "[flags]\nmax_num_seqs = 8\n"))
-    assert recipe.flags == {"max-num-seqs": 8}
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tiny_release import make_tiny
 
 from sparkwright.base.errors import BisectionError
 from sparkwright.carries import Carry, load_carry
-from sparkwright.search.changes import SpecDifference, difference, weigh
+from sparkwright.search.changes import SpecDifference, difference
 from sparkwright.search.history import UpstreamStep
 from sparkwright.search.specs import ResolvedSpec, UpstreamPoint
 from sparkwright.search.subsets import Changes
@@ -161,12 +161,6 @@ def test_an_axis_narrows_and_the_others_stay_as_at_the_start(shelf: Shelf) -> No
 def test_the_same_spec_twice_has_no_difference(shelf: Shelf) -> None:
     with pytest.raises(BisectionError):
         difference(shelf.spec(shelf.carry("a")), shelf.spec(shelf.carry("a")))
-
-
-def test_changes_of_the_files_that_a_symptom_points_to_weigh_more(shelf: Shelf) -> None:
-    found = difference(shelf.spec(), shelf.spec(shelf.carry("a"), shelf.carry("b")))
-    assert weigh(found.changes, {"vllm/b.py", "vllm/other.py"}) == {"b:added": 4.0}
-    assert weigh(found.changes, set()) == {}
 
 
 def test_a_digest_names_what_is_built_and_not_the_words(shelf: Shelf) -> None:

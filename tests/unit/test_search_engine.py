@@ -12,7 +12,6 @@ from search_kit import Judge, problem
 
 from sparkwright.base import journal as journals
 from sparkwright.base.errors import (
-    BisectionError,
     ConfigError,
     StorageError,
 )
@@ -131,12 +130,6 @@ def test_the_state_of_a_search_is_read_from_its_journal(tmp_path: Path) -> None:
     assert status(tmp_path).result is None
     (tmp_path / FILE).write_bytes(b"".join(lines))
     assert status(tmp_path).result is not None
-
-
-def test_the_state_of_a_refused_search_names_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(BisectionError) as caught:
-        bisect(ASKED, Clocked(lambda _: True), tmp_path)
-    assert str(status(tmp_path).refused) == str(caught.value)
 
 
 # Other journals -----------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from search_kit import problem, run
 
 from sparkwright.base.errors import BisectionError, ConfigError
 from sparkwright.engine.findings import Finding, Verdict
-from sparkwright.search.metric import FIGURES, MetricJudge, parse_figure
+from sparkwright.search.metric import MetricJudge, parse_figure
 from sparkwright.search.model import StepVerdict, UntestableError
 
 SEEDS = range(20)
@@ -182,11 +182,6 @@ def test_categories_count_alike() -> None:
 def test_what_was_not_measured_in_full_has_no_value(findings) -> None:
     with pytest.raises(UntestableError):
         parse_figure("decode-tok-s@1").value(findings)
-
-
-def test_times_are_worse_where_they_are_longer() -> None:
-    for name in FIGURES:
-        assert parse_figure(f"{name}@8").higher_is_better != name.endswith("-ms")
 
 
 @pytest.mark.parametrize(

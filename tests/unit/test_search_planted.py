@@ -62,14 +62,6 @@ def test_a_wrong_prior_costs_two_evaluations_at_most() -> None:
     assert max(taken) <= 8
 
 
-def test_a_release_of_nine_takes_at_most_four_after_both_ends() -> None:
-    for number in range(1, 10):
-        result = run(problem(9, "upstream"), Judge(has(f"c{number}")))
-        assert (result.kind, result.changes) == ("culprit", (f"c{number}",))
-        assert result.searching <= 4
-        assert result.good == ((f"c{number - 1}",) if number > 1 else ())
-
-
 def test_a_carry_is_named_without_what_it_requires() -> None:
     judge = Judge(has("c5"))
     result = run(problem(changes=needing("c5", "c1")), judge)
@@ -100,19 +92,6 @@ def test_a_pair_that_only_fails_together_takes_at_most_20_evaluations() -> None:
     assert max(taken) <= 20
 
 
-def test_a_carry_that_fails_with_one_commit_only() -> None:
-    carries = tuple(Change(id=f"p{number}", axis="carries", title="") for number in range(5))
-    asked = problem(changes=problem(12, "upstream").changes + carries)
-    result = run(asked, Judge(has("c7", "p3")))
-    assert (result.kind, result.changes) == ("interaction", ("c7", "p3"))
-
-
-def test_either_of_two_is_enough_to_break_it() -> None:
-    breaks = run(problem(), Judge(lambda applied: bool(applied & {"c3", "c11"})))
-    assert breaks.kind == "culprit"
-    assert breaks.changes[0] in {"c3", "c11"}
-
-
 # Directions ---------------------------------------------------------------------------------
 
 
@@ -139,13 +118,6 @@ def test_a_flake_of_30_percent_is_named(axis) -> None:
         assert result.confidence >= 0.9
     assert right >= 19  # of 20, at a confidence of 95 %
     assert statistics.mean(taken) < 100
-
-
-def test_a_judge_that_always_fails_is_run_more_often_than_a_deterministic_one() -> None:
-    result = run(problem(deterministic=False), Judge(has("c5")))
-    assert (result.kind, result.changes) == ("culprit", ("c5",))
-    assert result.calibration.runs == 3
-    assert 10 < result.evaluations < 30
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.02, 0.1, 0.3])

@@ -179,18 +179,6 @@ def test_probabilities_sum_to_one(weights, observations, doubt, bad_after) -> No
     assert all(-1e-9 <= bits <= 1 + 1e-9 for bits in information)
 
 
-@given(st.integers(2, 30), st.data())
-def test_an_observation_moves_probability_to_its_side(n, data) -> None:
-    posterior = Posterior([1.0] * n, Noise(1.0, 4, 9, 20))
-    position = data.draw(st.integers(1, n - 1))
-    before = sum(posterior.masses()[:position])
-    posterior.observe(position, bad=True)
-    assert sum(posterior.masses()[:position]) > before
-    other = Posterior([1.0] * n, Noise(1.0, 4, 9, 20))
-    other.observe(position, bad=False)
-    assert sum(other.masses()[:position]) < before
-
-
 @pytest.mark.parametrize("untestable", [(), (1, 2, 3), (4,), tuple(range(1, 8))])
 @pytest.mark.parametrize("culprit", range(1, 9))
 def test_the_range_between_testable_positions_is_found(untestable, culprit) -> None:

@@ -43,13 +43,6 @@ def test_each_kind_of_answer_is_named_in_each_report(rule, kind, named) -> None:
     assert ("confidence" in render_markdown(asked, result)) == (kind != "range")
 
 
-def test_many_changes_are_counted_in_the_headline_and_listed_below_it() -> None:
-    asked = problem(12)
-    result = run(asked, Judge(lambda applied: {f"c{n}" for n in range(1, 6)} <= applied))
-    assert headline(asked, result) == "5 changes together broke it"
-    assert "change 5" in render_markdown(asked, result)
-
-
 def test_runs_of_one_candidate_with_one_verdict_are_one_row() -> None:
     result = run(asked := problem(deterministic=False), Judge(lambda applied: "c5" in applied))
     rows = [line for line in render_markdown(asked, result).splitlines() if line.startswith("| ")][1:]

@@ -119,11 +119,3 @@ def test_a_log_is_cut_while_its_writer_goes_on(tmp_path: Path) -> None:
     assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
     before = [int(line.split()[1]) for line in (tmp_path / "server.log.1").read_text().splitlines()[:-1]]
     assert before[-1] < numbers[0]
-
-
-def test_a_small_log_and_none_are_left_alone(tmp_path: Path) -> None:
-    log = tmp_path / "server.log"
-    assert not rotate(log)
-    log.write_text("short\n")
-    assert not rotate(log, most=2000)
-    assert log.read_text() == "short\n"

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.main import main
-from sparkwright.recipes import Recipe, node_arguments, serve_arguments
+from sparkwright.recipes import Recipe, serve_arguments
 from sparkwright.serve.caches import cache_key
 from sparkwright.serve.settings import SET_BY_USER, as_head, read_key, shell_key, with_settings
 
@@ -38,11 +37,6 @@ class TestSettings:
         assert changed.why[name] == SET_BY_USER
         assert RECIPE.flags == {"max-num-seqs": 4, "enforce-eager": True}
 
-    def test_it_reaches_the_command(self) -> None:
-        changed = with_settings(RECIPE, ["enforce-eager=false", "max-num-seqs=8"])
-        words = serve_arguments(changed, host="h", port=1)
-        assert words[-3:] == ("--max-num-seqs", "8", "--no-enforce-eager")
-
     @pytest.mark.parametrize(
         ("value", "names"),
         [("aeon", ("aeon",)), ('["aeon", "gpt-4o"]', ("aeon", "gpt-4o")), ("4", ("4",)), (None, ("r",))],
@@ -54,11 +48,6 @@ class TestSettings:
         assert changed.served_names == words[first : words.index("--host")] == names
         assert words.count("--served-model-name") == 1
         assert cache_key("", changed, "") == cache_key("", RECIPE, "")
-
-    def test_a_recipes_own_name_need_not_be_a_word(self) -> None:
-        assert "My model" in serve_arguments(
-            msgspec.structs.replace(RECIPE, name="My model"), host="h", port=1
-        )
 
     @pytest.mark.parametrize("value", ["=-x", "=a b", '=["a", ""]', "=[]", "="])
     def test_what_no_client_could_ask_for_is_refused(self, value: str) -> None:
@@ -73,11 +62,6 @@ class TestSettings:
 
 class TestTwoMachines:
     PAIR = Recipe(format=1, name="p", title="P", model="m", nodes=2)
-
-    def test_the_first_one_gets_the_arguments_of_its_rank(self) -> None:
-        words = serve_arguments(as_head(self.PAIR, "10.0.0.1"), host="h", port=1)
-        assert words[-6:] == node_arguments(0, "10.0.0.1")
-        assert as_head(RECIPE, "") == RECIPE
 
     @pytest.mark.parametrize(("recipe", "address"), [(PAIR, ""), (RECIPE, "10.0.0.1")])
     def test_an_address_goes_with_two_machines(self, recipe: Recipe, address: str) -> None:

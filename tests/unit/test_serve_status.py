@@ -68,10 +68,3 @@ def test_a_model_that_thinks_is_announced_with_a_request_that_gives_words(capsys
     with Screen(ServeOptions(), quiet=True).showing():
         emit("serve.ready", **ready, thinks=thinks)
     assert ("enable_thinking" in capsys.readouterr().out) is thinks
-
-
-def test_the_wheel_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with Screen(ServeOptions(), quiet=False).showing():
-        emit("serve.wheel", name="vllm.whl", why="the highest revision of series 0.24")
-    out = capsys.readouterr().out
-    assert "wheel    vllm.whl: the highest revision of series 0.24" in out

@@ -44,9 +44,6 @@ class TestRounds:
         for one in rounds(Limits(requests=4, step_tokens=8192, model_len=model_len)):
             assert 1.5 * one.words + 32 <= model_len, "at one and a half tokens a word"
 
-    def test_one_request_at_a_time_is_a_limit(self) -> None:
-        assert all(one.requests == 1 for one in rounds(Limits(requests=1)))
-
     def test_limits_come_from_the_recipe_then_from_the_server(self) -> None:
         recipe = Recipe(format=1, name="r", title="R", model="m", flags={"max-num-seqs": 3})
         limits = Limits.of(recipe, BootFacts(max_num_seqs=9, max_model_len=1000))
