@@ -97,12 +97,13 @@ def _continued(line: str) -> str:
 
 
 def split_words(line: str) -> list[str]:
-    """Return the words of a command, with another one's output, which the text does not hold, as ``$(…)``.
+    """Return the words of a command; the output of another one of several words is ``$(…)``.
 
     Raises:
         ValueError: a quotation has no end.
     """
-    return shlex.split(_OUTPUT.sub("$(…)", line))
+    whole = _OUTPUT.sub(lambda found: "$(…)" if re.search(r"[\s'\"\\]", found[0]) else found[0], line)
+    return shlex.split(whole)
 
 
 def conditional(lines: Iterable[str]) -> Iterator[tuple[str, bool]]:

@@ -25,14 +25,12 @@ from sparkwright.probe.environment import prepare_environment
 from sparkwright.probe.proof import named_modules
 from sparkwright.probe.runner import run_probe
 from sparkwright.search.candidates import Realiser
-from sparkwright.search.metric import MetricJudge, Sampler, parse_figure
-from sparkwright.search.model import CandidateJudge, Evaluation, StepVerdict, UntestableError
+from sparkwright.search.metric import MetricJudge, parse_figure
+from sparkwright.search.model import CandidateJudge, Evaluation, StepVerdict
 from sparkwright.search.served import FigureSampler, Rehearsing, Serving
 from sparkwright.store import storing, write_atomically
 
-KINDS = (
-    "probe FILE, merge [CARRY …], verify CHECK, metric NAME --worse-by SHARE [-- COMMAND …], run COMMAND …"
-)
+KINDS = "probe FILE, merge [CARRY …], verify CHECK, metric FIGURE@N --worse-by SHARE, run COMMAND …"
 _PACKAGE = "vllm"
 _OUTPUT, _SPEC = "output.log", "spec.json"
 _NO_LIMIT_MIB = 1 << 40
@@ -49,25 +47,24 @@ _VERDICTS = {
 }
 
 
-@dataclass(frozen=True)
-class JudgeOptions:
-    """Options of judges.
+def make_judge(
+    text: str,
+    realiser: Realiser,
+    verifier: Verifier,
+    *,
+    timeout_s: float,
+    inverted: bool,
+    serving: Serving | None = None,
+) -> CandidateJudge:
+    """Return the judge that *text* names, such as ``probe carries/uma-clamp/probe.py``; see `KINDS`.
 
-    Attributes:
+    Args:
+        text: the words of ``--judge``.
+        realiser: makes candidates.
         verifier: runs the checks.
         timeout_s: the most seconds of one run of a command.
         inverted: the start is the bad end, so that a metric's baseline is the end.
         serving: how wheels are served, instead of a rehearsal.
-    """
-
-    verifier: Verifier
-    timeout_s: float
-    inverted: bool
-    serving: Serving | None = None
-
-
-def make_judge(text: str, realiser: Realiser, options: JudgeOptions) -> CandidateJudge:
-    """Return the judge that *text* names, such as ``probe carries/uma-clamp/probe.py``; see `KINDS`.
 
     Raises:
         ConfigError: it names none.
@@ -76,22 +73,21 @@ def make_judge(text: str, realiser: Realiser, options: JudgeOptions) -> Candidat
         kind, *words = shlex.split(text) or [""]
     except ValueError as error:
         raise _no_judge(text, str(error)) from error
-    serving = options.serving
-    if serving is not None and (kind not in {"verify", "metric"} or "--" in words):
-        raise _no_judge(text, "a recipe is for 'verify CHECK' and 'metric NAME --worse-by SHARE' only")
+    if serving is not None and kind not in {"verify", "metric"}:
+        raise _no_judge(text, "a recipe is for 'verify CHECK' and 'metric FIGURE@N --worse-by SHARE' only")
     if kind == "probe" and len(words) == 1:
         return _probe(text, Path(words[0]).absolute(), realiser)
     if kind == "merge":
         return MergeJudge(realiser, tuple(words), text)
     if kind == "verify" and len(words) == 1:
-        host = serving or Rehearsing(realiser, options.verifier)
+        host = serving or Rehearsing(realiser, verifier)
         if words[0] not in host.checks:
             raise _no_judge(text, f"the checks are {', '.join(host.checks)}")
         return CheckJudge(host, words[0], f"{text} {host}")
     if kind == "run" and words:
-        return CommandJudge(Command(tuple(words), realiser, options.timeout_s), text)
+        return CommandJudge(tuple(words), realiser, timeout_s, text)
     if kind == "metric" and words:
-        return _metric(text, words, realiser, options)
+        return _metric(text, words, realiser, serving, inverted=inverted)
     raise _no_judge(text, "it is none of the kinds of judge, or lacks its argument")
 
 
@@ -104,31 +100,19 @@ def _probe(text: str, file: Path, realiser: Realiser) -> ProbeJudge:
     return judge
 
 
-def _metric(text: str, words: Sequence[str], realiser: Realiser, options: JudgeOptions) -> MetricJudge:
-    name, *own = words
-    given: list[str] = []
-    if "--" in own:
-        own, given = own[: own.index("--")], own[own.index("--") + 1 :]
-    lower = "--lower-is-better" in own
-    own = [word for word in own if word != "--lower-is-better"]
-    share = _SHARE.fullmatch(own[1]) if len(own) == 2 and own[0] == "--worse-by" else None  # noqa: PLR2004
+def _metric(
+    text: str, words: Sequence[str], realiser: Realiser, serving: Serving | None, *, inverted: bool
+) -> MetricJudge:
+    share = _SHARE.fullmatch(words[2]) if len(words) == 3 and words[1] == "--worse-by" else None  # noqa: PLR2004
     if share is None or not 0 < float(share[1]) < 100:  # noqa: PLR2004 - percent
         raise _no_judge(text, "a metric takes --worse-by SHARE, such as 5%")
-    sampler: Sampler
-    if given:
-        sampler = CommandSampler(Command(tuple(given), realiser, options.timeout_s), name)
-        higher = not lower
-    else:
-        if lower:
-            raise _no_judge(text, f"it is known of {name} which side is worse")
-        figure = parse_figure(name)
-        if options.serving is None:
-            raise _no_judge(text, "a figure is of a server on a card: add --recipe, or a command behind --")
-        sampler = FigureSampler(options.serving, figure)
-        higher = figure.higher_is_better
+    figure = parse_figure(words[0])
+    if serving is None:
+        raise _no_judge(text, "a figure is of a server on a card: add --recipe")
     everything = frozenset(change.id for change in realiser.difference.changes)
-    baseline = everything if options.inverted else frozenset[str]()
-    return MetricJudge(sampler, float(share[1]) / 100, higher, baseline)
+    baseline = everything if inverted else frozenset[str]()
+    sampler = FigureSampler(serving, figure)
+    return MetricJudge(sampler, float(share[1]) / 100, figure.higher_is_better, baseline)
 
 
 def _no_judge(text: str, because: str) -> ConfigError:
@@ -227,25 +211,29 @@ class CheckJudge:
 
 
 @dataclass(frozen=True)
-class Command:
-    """A command that is run on candidates, in a process group of its own and without a shell.
+class CommandJudge:
+    """Good if a command exits with 0, untestable with 125, bad with another status below 126.
 
-    ``{wheel}`` and ``{tree}`` in its words stand for the candidate's wheel and for a folder with its merged
-    package; each is made only if it is mentioned. ``SPARKWRIGHT_WHEEL``, ``SPARKWRIGHT_TREE`` and
-    ``SPARKWRIGHT_SPEC``, a JSON file, say the same in its environment; the tree is always there.
+    It is run in a process group of its own and without a shell. ``{wheel}`` and ``{tree}`` in its words stand
+    for the candidate's wheel and for a folder with its merged package; each is made only if it is mentioned.
+    ``SPARKWRIGHT_WHEEL``, ``SPARKWRIGHT_TREE`` and ``SPARKWRIGHT_SPEC``, a JSON file, say the same in its
+    environment; the tree is always there. The signature is what it prints behind ``signature:`` at the start
+    of a line, or its exit status.
     """
 
     words: tuple[str, ...]
     realiser: Realiser
     timeout_s: float
+    name: str
 
-    def run(self, applied: frozenset[str], folder: Path) -> tuple[int, str, Path]:
-        """Return the exit status, the end of the output, and the log.
+    def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
+        """Run the command on the candidate.
 
         Raises:
             UntestableError: the candidate cannot be made.
-            LimitsExceeded: it took too long.
+            ProcessError: it could not be started, or was killed; that says nothing of the candidate.
         """
+        del attempt
         candidate = self.realiser.candidate(applied)
         tree = str(self.realiser.tree(candidate))
         wheel = ""
@@ -253,39 +241,20 @@ class Command:
             wheel = str(self.realiser.wheel(candidate))
         with storing(f"writing to {folder}"):
             folder.mkdir(parents=True, exist_ok=True)
+        log = folder / _OUTPUT
         write_atomically(folder / _SPEC, to_json(candidate.described))
         variables = {"SPARKWRIGHT_TREE": tree, "SPARKWRIGHT_SPEC": str(folder / _SPEC)}
-        done = run_limited(
-            [word.replace("{wheel}", wheel).replace("{tree}", tree) for word in self.words],
-            limits=ProcessLimits(self.timeout_s, _NO_LIMIT_MIB),
-            cwd=Path.cwd(),
-            env={**os.environ, **variables, **({"SPARKWRIGHT_WHEEL": wheel} if wheel else {})},
-            log=folder / _OUTPUT,
-        )
-        return done.status, done.stderr, folder / _OUTPUT
-
-
-@dataclass(frozen=True)
-class CommandJudge:
-    """Good if a command exits with 0, untestable with 125, bad with another status below 126.
-
-    Its signature is what it prints behind ``signature:`` at the start of a line, or its exit status.
-    """
-
-    command: Command
-    name: str
-
-    def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
-        """Run the command on the candidate.
-
-        Raises:
-            ProcessError: it could not be started, or was killed; that says nothing of the candidate.
-        """
-        del attempt
         try:
-            status, output, log = self.command.run(applied, folder)
+            done = run_limited(
+                [word.replace("{wheel}", wheel).replace("{tree}", tree) for word in self.words],
+                limits=ProcessLimits(self.timeout_s, _NO_LIMIT_MIB),
+                cwd=Path.cwd(),
+                env={**os.environ, **variables, **({"SPARKWRIGHT_WHEEL": wheel} if wheel else {})},
+                log=log,
+            )
         except LimitsExceeded as error:
             return Evaluation(verdict=StepVerdict.BAD, signature="timeout", detail=str(error))
+        status, output = done.status, done.stderr
         if not 0 <= status < _NOT_STARTED:
             raise ProcessError(
                 f"the judge {self.name!r} gave no verdict",
@@ -300,40 +269,3 @@ class CommandJudge:
             detail=next((line for line in reversed(output.splitlines()) if line.strip()), ""),
             evidence=str(log),
         )
-
-
-@dataclass(frozen=True)
-class CommandSampler:
-    """A metric that a command prints: the number behind its name, or else the last line that is a number."""
-
-    command: Command
-    metric: str
-
-    @property
-    def name(self) -> str:
-        """The metric, and the command that prints it."""
-        return f"{self.metric} of {shlex.join(self.command.words)!r}"
-
-    def sample(self, applied: frozenset[str], folder: Path) -> float:
-        """Run the command on the candidate once.
-
-        Raises:
-            UntestableError: the candidate cannot be made, or the command exits with 125.
-            ProcessError: the command failed, or printed no number.
-        """
-        try:
-            status, output, log = self.command.run(applied, folder)
-        except LimitsExceeded as error:
-            raise UntestableError(str(error)) from error
-        if status == _UNTESTABLE:
-            raise UntestableError(output.strip().rpartition("\n")[2] or "the command exited with 125")
-        decimal = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-        named = re.findall(rf"(?m)^{re.escape(self.metric)}\s*[:=\s]\s*({decimal})\b", output)
-        found = named or re.findall(rf"(?m)^\s*({decimal})\s*$", output)
-        if status or not found:
-            raise ProcessError(
-                f"the metric {self.metric} could not be measured",
-                because=f"the command ended with status {status}"
-                + ("" if found else f" and printed no number; its output is in {log}"),
-            )
-        return float(found[-1])

@@ -1,6 +1,6 @@
-"""A judge of a metric: interleaved samples of a candidate and the good end, until their ratio is decided.
+"""A judge of a figure of `verify`'s sweep, such as ``decode-tok-s@1``.
 
-A metric without a command is a figure of `verify`'s sweep by name, such as ``decode-tok-s@1``.
+It takes interleaved samples of a candidate and the good end, until their ratio is decided.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
@@ -22,6 +22,9 @@ from sparkwright.base.journal import JournalFile, read_lines
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.search.model import Evaluation, StepVerdict, UntestableError
 from sparkwright.verify.compare import compare_pairs
+
+if TYPE_CHECKING:
+    from sparkwright.search.served import FigureSampler
 
 _FIRST_LOOK = 4
 _ERROR = 0.05  # of all looks at a candidate together
@@ -42,23 +45,6 @@ FIGURES = {
 """By name: the figure as a sweep's findings have it, and true if more of it is better."""
 
 
-class Sampler(Protocol):
-    """Source of samples of a metric, such as tokens a second of one boot."""
-
-    @property
-    def name(self) -> str:
-        """The metric's name."""
-
-    def sample(self, applied: frozenset[str], folder: Path) -> float:
-        """Measure the start with the changes *applied* once.
-
-        Logs go to *folder*, which does not exist yet.
-
-        Raises:
-            UntestableError: this candidate cannot be measured.
-        """
-
-
 @dataclass
 class MetricJudge:
     """Judge a candidate as bad if its metric is worse than the good end's by a given share.
@@ -77,7 +63,7 @@ class MetricJudge:
         kept: folder that keeps finished pairs of samples, so that a killed search takes none of them again.
     """
 
-    sampler: Sampler
+    sampler: FigureSampler
     worse_by: float
     higher_is_better: bool
     baseline: frozenset[str] = frozenset()
@@ -222,7 +208,7 @@ def parse_figure(text: str) -> NamedFigure:
     if found is None or found[1] not in FIGURES:
         raise ConfigError(
             f"there is no figure {text!r}",
-            because="a metric without a command is NAME@CONCURRENCY, such as decode-tok-s@1",
-            next_step=f"take one of {', '.join(FIGURES)}, or give a command behind --",
+            because="a figure is NAME@CONCURRENCY, such as decode-tok-s@1",
+            next_step=f"take one of {', '.join(FIGURES)}",
         )
     return NamedFigure(found[1], int(found[2]))

@@ -17,7 +17,7 @@ from sparkwright.pipeline.options import BuildOptions, choose_arch
 from sparkwright.search.candidates import Realiser
 from sparkwright.search.changes import difference, weigh
 from sparkwright.search.history import UpstreamStep, upstream_steps
-from sparkwright.search.judges import JudgeOptions, MergeJudge, ProbeJudge, make_judge
+from sparkwright.search.judges import MergeJudge, ProbeJudge, make_judge
 from sparkwright.search.metric import MetricJudge
 from sparkwright.search.model import Axis, CandidateJudge, SearchProblem
 from sparkwright.search.served import Serving
@@ -105,8 +105,10 @@ def open_search(
         build = replace(build, platform=_platform(start, end, build.platform))
         realiser = Realiser(found, checkout, access, build, commits)
         serving = _serving(realiser, options, verifier)
-        judging = JudgeOptions(verifier, options.timeout_s, inverted=options.find_fix, serving=serving)
-        judge = make_judge(options.judge, realiser, judging)
+        judge = make_judge(
+            options.judge, realiser, verifier,
+            timeout_s=options.timeout_s, inverted=options.find_fix, serving=serving,
+        )  # fmt: skip
         yield Search(_problem(realiser, judge, options), judge, realiser)
 
 

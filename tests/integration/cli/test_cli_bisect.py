@@ -292,23 +292,6 @@ def test_what_is_no_judge_is_refused(patched: World, judge: str) -> None:
     assert ran.status == ConfigError.exit_code
 
 
-def test_a_metric_that_a_command_prints_is_compared(patched: World) -> None:
-    measure = patched.folder / "measure.py"
-    measure.write_text(
-        "import os, pathlib, random\n"
-        "text = pathlib.Path(os.environ['SPARKWRIGHT_TREE'], 'vllm', 'clamp.py').read_text()\n"
-        "speed = 80 if 'value * 2' in text else 100\n"
-        "print('noise 7')\n"
-        "print('speed:', speed * random.gauss(1, 0.01))\n"
-    )
-    text = f"metric speed --worse-by 10% -- {sys.executable} {measure}"
-    words = ("bisect", "HEAD~1", "HEAD", "--carry=word-0", "--judge", text, "--json")
-    ran = patched.call("bisect", "HEAD~1", "HEAD", "--judge", text, "--try=doubled:added", "--json")
-    assert (ran.status, ran.json["verdict"]) == (1, "bad")
-    assert ran.json["value"] == pytest.approx(0.8, abs=0.05)
-    assert patched.call(*words).status != 0, "and a carry that only one end has cannot be taken of both"
-
-
 def test_a_range_is_no_culprit(patched: World) -> None:
     """Releases between which nothing can be judged are named as a range, and the exit status says so."""
     for number in range(3, 7):

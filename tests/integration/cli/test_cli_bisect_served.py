@@ -177,7 +177,6 @@ def test_a_check_of_a_rehearsal_is_a_judge(world: World) -> None:
         ("--judge=verify coherence", "--profile=smoke"),
         ("--judge=metric decode-tok-s@1 --worse-by 5%", "--recipe=smoke", "--cluster=ssh://one,two"),
         ("--judge=metric decode-tok-s@1 --worse-by 5%",),
-        ("--judge=metric decode-tok-s@1 --worse-by 5% --lower-is-better", "--recipe=smoke"),
         ("--judge=metric decode-tok-s@1 --worse-by 100%", "--recipe=smoke"),
     ],
 )
