@@ -93,7 +93,7 @@ class Host:
         }
         exports = "".join(f"export {name}='{value}'\n" for name, value in settings.items())
         program = shlex.join([*prefix, sys.executable, str(script)])
-        self.sshd.install_on_path(f'{exports}exec {program} "$@" --jobs 2\n')
+        self.sshd.install_on_path(f'{exports}exec {program} "$@"\n')
 
     @property
     def shown(self) -> str:
