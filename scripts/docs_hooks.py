@@ -14,7 +14,8 @@ from typing import Any
 
 from sparkwright.carries import load_carries
 from sparkwright.engine.server.failures import causes
-from sparkwright.recipes import GRADES, recipes
+from sparkwright.recipes.evidence import GRADES
+from sparkwright.recipes.recipe import recipes
 from sparkwright.serve.preflight.finding import finding_rows
 
 ROOT = Path(__file__).parents[1]

@@ -26,8 +26,9 @@ from sparkwright.base.events import Event, subscribe
 from sparkwright.carries import Carry
 from sparkwright.git import TreeEntry
 from sparkwright.merge import MergeReport, merge_patchset
-from sparkwright.pipeline import BuildOptions, Job, open_job
 from sparkwright.pipeline.checkout import series_names
+from sparkwright.pipeline.job import Job, open_job
+from sparkwright.pipeline.options import BuildOptions
 from sparkwright.probe.judge import Prover
 from sparkwright.probe.pool import ProbePool
 from sparkwright.probe.proof import Proof

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from sparkwright.git import open_repository
 from sparkwright.merge import merge_patchset
-from sparkwright.pipeline import BuildOptions, make_job, open_checkout
-from sparkwright.pipeline.checkout import series_names
+from sparkwright.pipeline.checkout import open_checkout, series_names
+from sparkwright.pipeline.job import make_job
+from sparkwright.pipeline.options import BuildOptions
 from sparkwright.probe.launches import LIMIT, KernelLaunch, KernelReport, KernelSurvey, too_much
 from sparkwright.store import open_store
 

@@ -21,8 +21,9 @@ from sparkwright.base.config import Model
 from sparkwright.git import open_repository
 from sparkwright.merge import merge_patchset
 from sparkwright.native.sources import gather_sources
-from sparkwright.pipeline import BuildOptions, Job, make_job, open_checkout
-from sparkwright.pipeline.checkout import series_names
+from sparkwright.pipeline.checkout import open_checkout, series_names
+from sparkwright.pipeline.job import Job, make_job
+from sparkwright.pipeline.options import BuildOptions
 from sparkwright.pipeline.proofs import evidence_of
 from sparkwright.store import open_store
 

@@ -22,9 +22,11 @@ from pathlib import Path
 from sparkwright.base import process
 from sparkwright.base.digests import sha256_file
 from sparkwright.git import open_repository
-from sparkwright.pipeline import open_checkout
+from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.store import open_store
-from sparkwright.upstream import Access, open_source, read_settings
+from sparkwright.upstream.releases import Access
+from sparkwright.upstream.settings import read_settings
+from sparkwright.upstream.source import open_source
 from sparkwright.wheel.assemble import AssemblyPlan, assemble
 from sparkwright.wheel.names import local_version, parse_name
 

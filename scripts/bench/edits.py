@@ -9,9 +9,11 @@ from pathlib import Path
 from sparkwright.carries import load_carry
 from sparkwright.git import FileEntry, open_repository, patch_tree
 from sparkwright.merge.prepare import prepare
-from sparkwright.pipeline import open_checkout
+from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.store import open_store
-from sparkwright.upstream import Access, open_source, read_settings
+from sparkwright.upstream.releases import Access
+from sparkwright.upstream.settings import read_settings
+from sparkwright.upstream.source import open_source
 
 __all__ = ["copy_checkout", "edit_patch", "edit_prose"]
 

@@ -31,7 +31,8 @@ from sparkwright.git.repository import git_environment
 from sparkwright.merge import MergeRequest, landing, merge_patchset, sides
 from sparkwright.merge.hazards import Examined
 from sparkwright.merge.prepare import prepare
-from sparkwright.pipeline import BuildOptions, Job, open_job
+from sparkwright.pipeline.job import Job, open_job
+from sparkwright.pipeline.options import BuildOptions
 from sparkwright.store import Store
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from edits import copy_checkout, edit_patch
 
-from sparkwright.pipeline import open_checkout
+from sparkwright.pipeline.checkout import open_checkout
 
 CARRY = "uma-clamp"  # its patch is written for the default release, so that files can be added to it
 KERNEL = "csrc/quantization/fp4/nvfp4_quant_entry.cu"

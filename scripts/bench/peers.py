@@ -31,7 +31,7 @@ import numpy as np
 import psutil
 from peers_clients import PEERS, Peer, PeerJob, PeerTime, prepare, variables, version_of, write_tokenizer
 
-from sparkwright.engine.client import Endpoint
+from sparkwright.engine.client.endpoint import Endpoint
 from sparkwright.verify.simulator.main import read_truth, simulator
 from sparkwright.verify.simulator.stream import RequestTrace
 

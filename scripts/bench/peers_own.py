@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 from sparkwright.engine.cell import Cell, Load, Prompt
-from sparkwright.engine.client import Endpoint, open_session, run_load
+from sparkwright.engine.client.endpoint import Endpoint, open_session
+from sparkwright.engine.client.load import run_load
 from sparkwright.engine.deadlines import Deadlines
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from edits import copy_checkout, edit_patch, edit_prose
 
-from sparkwright.pipeline import open_checkout
+from sparkwright.pipeline.checkout import open_checkout
 
 CARRY = "tie-weights"
 

@@ -172,8 +172,9 @@ def merge_into_store(
     """Run the steps of a native build up to the merge; return the keys of the units of *extensions*."""
     from sparkwright.native.build import configured
     from sparkwright.native.units import unit_key
-    from sparkwright.pipeline import BuildOptions, open_job
+    from sparkwright.pipeline.job import open_job
     from sparkwright.pipeline.kernels import builder_of, inputs_of
+    from sparkwright.pipeline.options import BuildOptions
     from sparkwright.pipeline.run import apply
     from sparkwright.pipeline.steps import steps_for
 

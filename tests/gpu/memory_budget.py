@@ -35,9 +35,11 @@ from pair.sessions import run_engine
 from serve_pair import environment, parser_of, say, say_faults
 
 from sparkwright.engine.observations import BootFacts
-from sparkwright.engine.server import read_boot_log
-from sparkwright.recipes import Recipe
-from sparkwright.serve.preflight import PreflightReport, PreflightRequest, inspect_start, read_host
+from sparkwright.engine.server.bootlog import read_boot_log
+from sparkwright.recipes.recipe import Recipe
+from sparkwright.serve.preflight.facts import PreflightRequest
+from sparkwright.serve.preflight.machine import read_host
+from sparkwright.serve.preflight.run import PreflightReport, inspect_start
 
 GIB = 1 << 30
 WEIGHTS_SHARE, WEIGHTS_GIB = 0.03, 0.1

@@ -17,7 +17,7 @@ from sparkwright.publish import places as mirrors
 from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.places import HttpMirror, open_mirror
 from sparkwright.publish.trust import place_of
-from sparkwright.upstream import IndexSettings
+from sparkwright.upstream.settings import IndexSettings
 
 SETTINGS = IndexSettings(timeout_s=30.0, attempts=2, backoff_s=0.01)
 

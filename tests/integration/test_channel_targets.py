@@ -16,7 +16,7 @@ from test_publish_targets import credentials
 from sparkwright.base.errors import TamperedError
 from sparkwright.publish.offer import requirements
 from sparkwright.publish.places import open_mirror, open_target
-from sparkwright.upstream import IndexSettings
+from sparkwright.upstream.settings import IndexSettings
 
 OLD, NEW = "0.24.0+spark.9.ffffffff", "0.24.0+spark.10.10000001"
 

@@ -13,7 +13,9 @@ from vllm_like import MODEL, Stream, answering, data, delta, healthy, lasting, s
 
 from sparkwright.engine.arrival import ArrivalSocket
 from sparkwright.engine.cell import Load, Prompt
-from sparkwright.engine.client import Endpoint, Exchange, LagProbe, canary, open_session
+from sparkwright.engine.client.endpoint import Endpoint, open_session
+from sparkwright.engine.client.lag import LagProbe
+from sparkwright.engine.client.request import Exchange, canary
 from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.observations import FailureKind, Sample
 

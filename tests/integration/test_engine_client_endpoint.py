@@ -15,8 +15,8 @@ from kit import Recorder
 from vllm_like import METRICS, MODEL, answering, serving
 
 from sparkwright.base.errors import EndpointError
-from sparkwright.engine.client import Endpoint, EndpointFacts, check_endpoint, open_session
 from sparkwright.engine.client.body import MOST_BYTES
+from sparkwright.engine.client.endpoint import Endpoint, EndpointFacts, check_endpoint, open_session
 from sparkwright.engine.deadlines import Deadlines
 
 if TYPE_CHECKING:

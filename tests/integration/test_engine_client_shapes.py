@@ -12,7 +12,8 @@ from vllm_like import MODEL, Served, Stream, healthy, lasting, serving, until
 
 from sparkwright.base.errors import StorageError
 from sparkwright.engine.cell import REFUSED, Cell, Load, Prompt
-from sparkwright.engine.client import Endpoint, open_session, run_load
+from sparkwright.engine.client.endpoint import Endpoint, open_session
+from sparkwright.engine.client.load import run_load
 from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.observations import FailureKind, Sample
 

@@ -9,7 +9,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from sparkwright.base.errors import EndpointError
-from sparkwright.engine.client import Endpoint, count_tokens, open_session
+from sparkwright.engine.client.endpoint import Endpoint, open_session
+from sparkwright.engine.client.tokens import count_tokens
 from sparkwright.engine.deadlines import Deadlines
 
 QUICK = Deadlines(canary_s=0.5)

@@ -11,7 +11,7 @@ import wheelkit
 from wheelkit import plain_wheel
 
 from sparkwright.base.errors import ConfigError, LockMismatchError, NotInStoreError, ServerError
-from sparkwright.distributed import bring_files
+from sparkwright.distributed.inputs import bring_files
 from sparkwright.engine.environment import (
     OfferedWheel,
     Sources,
@@ -24,7 +24,7 @@ from sparkwright.engine.runtime import find_runtime, locked_requirements, requir
 from sparkwright.lock.runtime import format_runtime, parse_runtime, read_runtime
 from sparkwright.publish import publish
 from sparkwright.publish.index import describe, runtime_page, runtimes_in
-from sparkwright.recipes import Recipe
+from sparkwright.recipes.recipe import Recipe
 from sparkwright.store import Store
 from sparkwright.store.prune import PruneLimits, prune
 from sparkwright.store.survey import survey

@@ -14,9 +14,10 @@ from vllm_like import answering
 
 from sparkwright.base.errors import EndpointError, UndecidedError
 from sparkwright.engine.cell import Cell, Load, Prompt
-from sparkwright.engine.client import Endpoint
+from sparkwright.engine.client.endpoint import Endpoint
 from sparkwright.engine.deadlines import Deadlines
-from sparkwright.engine.metrics import CountersResetError, NotQuietError, fetch_snapshot, quiesce
+from sparkwright.engine.metrics.counters import CountersResetError
+from sparkwright.engine.metrics.scrape import NotQuietError, fetch_snapshot, quiesce
 from sparkwright.engine.observations import BootFacts, MetricsSnapshot, Observation
 from sparkwright.engine.servers import StandingServer
 from sparkwright.verify.measure import measure

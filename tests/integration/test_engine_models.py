@@ -20,8 +20,10 @@ from sparkwright.base.errors import FetchError
 from sparkwright.base.events import subscribe
 from sparkwright.engine.child.fetch_model import files_of
 from sparkwright.engine.models import fetch_models
-from sparkwright.engine.server import ServerFailedError, ServerProcess, start_server
-from sparkwright.recipes import Recipe
+from sparkwright.engine.server.failures import ServerFailedError
+from sparkwright.engine.server.launch import start_server
+from sparkwright.engine.server.lifecycle import ServerProcess
+from sparkwright.recipes.recipe import Recipe
 
 FAKE = Path(__file__).parents[1] / "support" / "fake_server.py"
 MIB = 1 << 20

@@ -19,7 +19,9 @@ from sparkwright.base.errors import ServerError, ToolError
 from sparkwright.base.events import subscribe
 from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.observations import BootFacts
-from sparkwright.engine.server import ServerFailedError, ServerProcess, start_server
+from sparkwright.engine.server.failures import ServerFailedError
+from sparkwright.engine.server.launch import start_server
+from sparkwright.engine.server.lifecycle import ServerProcess
 
 FAKE = Path(__file__).parents[1] / "support" / "fake_server.py"
 DEADLINES = Deadlines(connect_s=5, canary_s=20)

@@ -16,7 +16,8 @@ import pytest
 
 from sparkwright.engine.flashinfer import CUBIN, cubin_variables
 from sparkwright.engine.runtime import ExactRequirements
-from sparkwright.pipeline import BuildOptions, open_job
+from sparkwright.pipeline.job import open_job
+from sparkwright.pipeline.options import BuildOptions
 
 ROOT = Path(__file__).parents[2]
 SERIES = ("0.24", "0.33")

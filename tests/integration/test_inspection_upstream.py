@@ -10,14 +10,16 @@ import elfkit
 import pytest
 
 from sparkwright.git import open_repository
-from sparkwright.lock import Lock
+from sparkwright.lock.model import Lock
 from sparkwright.native.device_code import Tally, classify, read_device_code
 from sparkwright.native.inspection import Surroundings, find_surroundings, inspector_of
 from sparkwright.native.packages import unpack_package
-from sparkwright.pipeline import open_checkout
+from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.probe.environment import prepare_environment
 from sparkwright.store import open_store
-from sparkwright.upstream import Access, fetch_artifact, read_settings
+from sparkwright.upstream.download import fetch_artifact
+from sparkwright.upstream.releases import Access
+from sparkwright.upstream.settings import read_settings
 from sparkwright.wheel.audit import audit
 from sparkwright.wheel.binaries import Expectation, NativeExpectation, inspect_binary
 from sparkwright.wheel.kernels import plan_slim, python_members

@@ -24,7 +24,7 @@ from world import SOURCE_ROOT, wait_until
 
 from sparkwright.base.errors import ClusterError, CompileError, StorageError, ToolError
 from sparkwright.base.events import Event, subscribe
-from sparkwright.distributed import TaskLostError
+from sparkwright.distributed.tasks import TaskLostError
 from sparkwright.git import FileEntry, patch_tree
 from sparkwright.native.build import build_extension
 from sparkwright.native.model import Target

@@ -31,8 +31,10 @@ from sparkwright.native.inspection import (
 from sparkwright.native.model import Target
 from sparkwright.native.sources import gather_sources
 from sparkwright.native.toolchain import prepare_toolchain
-from sparkwright.pipeline import BuildOptions, BuildState, open_job
+from sparkwright.pipeline.job import open_job
 from sparkwright.pipeline.kernels import inputs_of, not_native
+from sparkwright.pipeline.options import BuildOptions
+from sparkwright.pipeline.state import BuildState
 from sparkwright.store import open_store
 from sparkwright.wheel.source import HEADER_SIZE, machine_of
 

@@ -9,15 +9,17 @@ from elftools.elf.elffile import ELFFile
 from sparkwright.base.errors import ToolError
 from sparkwright.base.process import run
 from sparkwright.git import open_repository
-from sparkwright.lock import check_native
+from sparkwright.lock.check import check_native
 from sparkwright.native.host import find_compiler
 from sparkwright.native.model import Target
 from sparkwright.native.sources import gather_sources
 from sparkwright.native.toolchain import configure_environment, find_toolchain, prepare_toolchain
-from sparkwright.pipeline import open_checkout
+from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.store import open_store
-from sparkwright.upstream import Access, gather_cuda, read_settings
+from sparkwright.upstream.evidence import gather_cuda
 from sparkwright.upstream.index import find, project_of
+from sparkwright.upstream.releases import Access
+from sparkwright.upstream.settings import read_settings
 
 pytestmark = pytest.mark.upstream
 

@@ -19,7 +19,9 @@ from world import write_patch
 
 from sparkwright.base.errors import NeedsPersonError
 from sparkwright.cli.main import main
-from sparkwright.pipeline import BuildOptions, open_checkout, open_job
+from sparkwright.pipeline.checkout import open_checkout
+from sparkwright.pipeline.job import open_job
+from sparkwright.pipeline.options import BuildOptions
 
 pytestmark = [pytest.mark.upstream, pytest.mark.slow]
 

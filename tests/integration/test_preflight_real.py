@@ -14,16 +14,20 @@ from typing import Any
 import pytest
 from checkpoint_kit import DENSE, GEMMA_26B, GPT_OSS, QWEN_27B, QWEN_35B
 
+from sparkwright.engine.installed import EngineFacts
 from sparkwright.engine.release import ask_installed
 from sparkwright.merge import MergeReport, merge_patchset
-from sparkwright.pipeline import BuildOptions, Job, open_job
-from sparkwright.recipes import load_recipe
+from sparkwright.pipeline.job import Job, open_job
+from sparkwright.pipeline.options import BuildOptions
+from sparkwright.recipes.recipe import load_recipe
 from sparkwright.rehearsal.model import ServedTree
 from sparkwright.rehearsal.run import serve_nearest
 from sparkwright.rehearsal.tree import prepare
-from sparkwright.serve.preflight import EngineFacts, PreflightRequest, read_host, run_preflight
 from sparkwright.serve.preflight.drafter import check_draft_cache
+from sparkwright.serve.preflight.facts import PreflightRequest
 from sparkwright.serve.preflight.kv_plan import KvOptions, KvPlan, plan_kv
+from sparkwright.serve.preflight.machine import read_host
+from sparkwright.serve.preflight.run import run_preflight
 from sparkwright.serve.preflight.shape import Attention, ModelShape, model_shape
 from sparkwright.serve.settings import with_settings
 from sparkwright.store import Store

@@ -12,9 +12,8 @@ from kit import Recorder
 from sparkwright.base.events import subscribe
 from sparkwright.engine.check_recipes import CheckedRecipe, check_recipes
 from sparkwright.git import open_repository
-from sparkwright.pipeline import open_checkout
-from sparkwright.pipeline.checkout import series_names
-from sparkwright.recipes import Recipe, recipes
+from sparkwright.pipeline.checkout import open_checkout, series_names
+from sparkwright.recipes.recipe import Recipe, recipes
 from sparkwright.store import open_store
 
 ROOT = Path(__file__).parents[2]

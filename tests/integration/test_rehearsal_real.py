@@ -8,14 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.engine.server import read_boot_log
+from sparkwright.engine.server.bootlog import read_boot_log
 from sparkwright.git import Repository
 from sparkwright.merge import MergeReport, merge_patchset
-from sparkwright.pipeline import BuildOptions, Job, open_job
-from sparkwright.recipes import load_recipe
-from sparkwright.rehearsal import RehearsalOptions, RehearsalResult, rehearse
-from sparkwright.rehearsal.run import serve_nearest
-from sparkwright.serve.preflight import PreflightRequest, inspect_start, read_host
+from sparkwright.pipeline.job import Job, open_job
+from sparkwright.pipeline.options import BuildOptions
+from sparkwright.recipes.recipe import load_recipe
+from sparkwright.rehearsal.model import RehearsalOptions, RehearsalResult
+from sparkwright.rehearsal.run import rehearse, serve_nearest
+from sparkwright.serve.preflight.facts import PreflightRequest
+from sparkwright.serve.preflight.machine import read_host
+from sparkwright.serve.preflight.run import inspect_start
 from sparkwright.verify.verifier import VERIFIER
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,7 @@ from sparkwright.base.errors import ConfigError, DigestError, UnknownNameError, 
 from sparkwright.publish.offer import open_channel
 from sparkwright.publish.places import open_mirror
 from sparkwright.store import Store
-from sparkwright.upstream import read_settings
+from sparkwright.upstream.settings import read_settings
 
 MACHINE, OTHER = "aarch64", "x86_64"
 NEWEST = {"0.24": "0.24.0+spark.2", "0.33": "0.33.0+spark.1"}

@@ -19,7 +19,7 @@ from sparkwright.engine.flashinfer import CUBIN
 from sparkwright.publish.evidence import gather, require_evidence
 from sparkwright.publish.offer import open_channel
 from sparkwright.publish.policy import ChannelPolicy
-from sparkwright.recipes import Recipe
+from sparkwright.recipes.recipe import Recipe
 from sparkwright.store import Store
 
 MACHINE = companion_kit.TARGET.machine

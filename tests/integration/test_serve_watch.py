@@ -19,8 +19,9 @@ import pytest
 
 from sparkwright.base.errors import ServerEndedError
 from sparkwright.base.events import Event, subscribe
-from sparkwright.engine.client import open_session
-from sparkwright.engine.server import ServerProcess, start_server
+from sparkwright.engine.client.endpoint import open_session
+from sparkwright.engine.server.launch import start_server
+from sparkwright.engine.server.lifecycle import ServerProcess
 from sparkwright.serve.engine import ServedEngine
 from sparkwright.serve.supervise import WatchOptions, pulsing, watch
 from sparkwright.serve.watchdog import WatchLimits

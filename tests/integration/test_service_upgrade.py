@@ -21,8 +21,9 @@ from sparkwright.base.errors import IncompatibleOptionsError, ServerEndedError, 
 from sparkwright.base.events import Event, subscribe
 from sparkwright.base.ports import free_port
 from sparkwright.engine.environment import Sources, prepare
-from sparkwright.recipes import load_recipe
-from sparkwright.serve.service import ServiceOptions, ServiceRecord, Slots, canary_failure, roll_back, upgrade
+from sparkwright.recipes.recipe import load_recipe
+from sparkwright.serve.service.change import Slots, canary_failure, roll_back, upgrade
+from sparkwright.serve.service.model import ServiceOptions, ServiceRecord
 from sparkwright.store import open_store
 
 PATIENCE_S = 60.0

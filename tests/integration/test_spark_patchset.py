@@ -17,8 +17,9 @@ from sparkwright.merge import OutcomeKind, merge_patchset
 from sparkwright.native.host import find_compiler
 from sparkwright.native.model import Target
 from sparkwright.native.sources import gather_sources
-from sparkwright.pipeline import BuildOptions, open_checkout, open_job
-from sparkwright.pipeline.checkout import series_names
+from sparkwright.pipeline.checkout import open_checkout, series_names
+from sparkwright.pipeline.job import open_job
+from sparkwright.pipeline.options import BuildOptions
 from sparkwright.probe.pool import ProbePool
 from sparkwright.probe.proof import ProbeVerdict, read_proof
 from sparkwright.probe.upstream_tests import read_record, record_path

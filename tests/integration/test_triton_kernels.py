@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from sparkwright.git import open_repository
-from sparkwright.pipeline import BuildOptions, make_job, open_checkout
+from sparkwright.pipeline.checkout import open_checkout
+from sparkwright.pipeline.job import make_job
+from sparkwright.pipeline.options import BuildOptions
 from sparkwright.probe.environment import environment_key, prepare_environment
 from sparkwright.probe.launches import LIMIT, KernelSurvey
 from sparkwright.store import Store, open_store

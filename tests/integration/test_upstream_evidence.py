@@ -11,10 +11,10 @@ from upstream_kit import git, make_access, make_upstream
 
 from sparkwright.base.errors import DigestError, FetchError, WheelError
 from sparkwright.base.events import subscribe
-from sparkwright.lock import check
-from sparkwright.upstream import GitSource, gather, propose
+from sparkwright.lock.check import check
 from sparkwright.upstream import evidence as evidence_module
-from sparkwright.upstream.evidence import read_wheel
+from sparkwright.upstream.evidence import gather, propose, read_wheel
+from sparkwright.upstream.source import GitSource
 
 TEXT = """\
 format = 1

@@ -5,12 +5,16 @@ from pathlib import Path
 import pytest
 
 from sparkwright.git import open_repository
-from sparkwright.lock import check, read_lock
+from sparkwright.lock.check import check
 from sparkwright.lock.cmake import read_pins
+from sparkwright.lock.model import read_lock
 from sparkwright.lock.statements import is_evidence
-from sparkwright.pipeline import open_checkout
+from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.store import open_store
-from sparkwright.upstream import Access, IndexSource, gather, other_release, propose, read_settings
+from sparkwright.upstream.evidence import gather, propose
+from sparkwright.upstream.releases import Access, other_release
+from sparkwright.upstream.settings import read_settings
+from sparkwright.upstream.source import IndexSource
 
 pytestmark = pytest.mark.upstream
 

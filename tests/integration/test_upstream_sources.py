@@ -18,9 +18,9 @@ from sparkwright.base.errors import (
     UnknownNameError,
 )
 from sparkwright.git import fetch
-from sparkwright.upstream import GitSource, IndexSource, open_source, other_release
 from sparkwright.upstream import source as source_module
-from sparkwright.upstream.source import FolderSource
+from sparkwright.upstream.releases import other_release
+from sparkwright.upstream.source import FolderSource, GitSource, IndexSource, open_source
 
 
 @pytest.fixture

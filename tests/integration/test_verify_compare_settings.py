@@ -12,7 +12,7 @@ import psutil
 import pytest
 from command import call
 
-from sparkwright.recipes import load_recipe
+from sparkwright.recipes.recipe import load_recipe
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import wheelkit
 
-from sparkwright.pipeline import open_checkout
+from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.publish import publish
 from sparkwright.store import open_store
 from sparkwright.upstream.download import fetch_artifact

@@ -14,7 +14,7 @@ import pytest
 from channel_kit import ChannelWorld, small_wheel
 
 from sparkwright import __version__
-from sparkwright.pipeline import open_checkout
+from sparkwright.pipeline.checkout import open_checkout
 
 ROOT = Path(__file__).parents[2]
 MOST_MB = 3.0

@@ -20,9 +20,10 @@ from sparkwright.git import open_repository
 from sparkwright.native.elf import read_elf
 from sparkwright.native.model import Target
 from sparkwright.native.toolchain import prepare_toolchain
-from sparkwright.pipeline import open_checkout
+from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.store import open_store
-from sparkwright.upstream import Access, read_settings
+from sparkwright.upstream.releases import Access
+from sparkwright.upstream.settings import read_settings
 
 ROOT = Path(__file__).parents[2]
 EMULATOR = "qemu-aarch64-static"

@@ -11,7 +11,7 @@ import pytest
 from edits import edit_patch
 from native import CARRY, KERNEL, wheel
 
-from sparkwright.pipeline import open_checkout
+from sparkwright.pipeline.checkout import open_checkout
 
 ARCH = "sm_121a"
 CARD_ONLY = {"vllm/_C_stable_libtorch.abi3.so", "vllm/_moe_C_stable_libtorch.abi3.so"}

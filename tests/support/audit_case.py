@@ -6,7 +6,7 @@ from pathlib import Path
 
 import wheelkit
 
-from sparkwright.lock import Artifact, Lock, Release
+from sparkwright.lock.model import Artifact, Lock, Release
 from sparkwright.wheel.assemble import AssemblyPlan, assemble
 from sparkwright.wheel.audit import audit
 from sparkwright.wheel.binaries import Expectation

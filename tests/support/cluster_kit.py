@@ -20,7 +20,7 @@ from warm import PROGRAM
 from world import SOURCE_ROOT
 
 from sparkwright.base.ssh import parse_host
-from sparkwright.distributed import ClusterAddress
+from sparkwright.distributed.address import ClusterAddress
 from sparkwright.distributed.cluster import Cluster
 from sparkwright.git import Repository, open_repository
 from sparkwright.lock.native import Package

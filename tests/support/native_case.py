@@ -8,7 +8,7 @@ from typing import Any
 import elfkit
 import wheelkit
 
-from sparkwright.lock import Artifact, Lock, Release
+from sparkwright.lock.model import Artifact, Lock, Release
 from sparkwright.lock.native import Binary, DroppedBinary, NativePin, Toolkit
 from sparkwright.native.elf import honest_platform, read_elf
 from sparkwright.native.inspection import Inspector, Surroundings

@@ -16,7 +16,7 @@ from kit import toml
 
 from sparkwright.base.config import to_builtins
 from sparkwright.git import TreeEntry, blob_id, tree_id
-from sparkwright.lock import Dependency, Lock
+from sparkwright.lock.model import Dependency, Lock
 from sparkwright.lock.native import ExtensionSpec, NativePin, Package, SourcePin, Toolkit
 from sparkwright.native.host import this_machine
 

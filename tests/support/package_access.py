@@ -7,7 +7,7 @@ import pytest
 from http_index import Index, RunningIndex
 from upstream_kit import make_access
 
-from sparkwright.upstream import Access
+from sparkwright.upstream.releases import Access
 
 
 @pytest.fixture

@@ -3,8 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from sparkwright.recipes import Recipe
-from sparkwright.serve.preflight import CardFacts, EngineFacts, HostFacts, PreflightRequest
+from sparkwright.engine.installed import EngineFacts
+from sparkwright.recipes.recipe import Recipe
+from sparkwright.serve.preflight.facts import PreflightRequest
+from sparkwright.serve.preflight.machine import CardFacts, HostFacts
 
 GIB = 1 << 30
 SPARK_TOTAL = int(121.69 * GIB)

@@ -15,13 +15,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from sparkwright.carries.patch import parse_patch
-from sparkwright.engine.server import start_server
+from sparkwright.engine.server.launch import start_server
 from sparkwright.merge import merge_patchset
-from sparkwright.pipeline import BuildOptions, Job, open_job
-from sparkwright.recipes import load_recipe
-from sparkwright.rehearsal import ServedTree, prepare
+from sparkwright.pipeline.job import Job, open_job
+from sparkwright.pipeline.options import BuildOptions
+from sparkwright.recipes.recipe import load_recipe
+from sparkwright.rehearsal.model import ServedTree
 from sparkwright.rehearsal.run import pin_of, python_changes
 from sparkwright.rehearsal.served_model import prepare_model, write_recipe
+from sparkwright.rehearsal.tree import prepare
 
 ROOT = Path(__file__).parents[2]
 PLANTED = Path(__file__).parent / "planted"

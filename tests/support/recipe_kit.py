@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sparkwright.recipes import Recipe
+from sparkwright.recipes.recipe import Recipe
 from sparkwright.serve.settings import value_of
 
 DFLASH = {"method": "dflash", "num_speculative_tokens": 7}

@@ -16,7 +16,7 @@ from native_kit import lock_text
 from tiny_release import TinyRelease, make_tiny
 from world import World
 
-from sparkwright.lock import RehearsalPin
+from sparkwright.lock.model import RehearsalPin
 from sparkwright.rehearsal.environment import environment_key, read_requirements
 from sparkwright.rehearsal.stock import machine
 from sparkwright.store import Store

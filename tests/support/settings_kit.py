@@ -19,10 +19,10 @@ from verify_kit import Server, boot_facts
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ServerError
 from sparkwright.engine.cell import Cell
-from sparkwright.engine.client import Endpoint
+from sparkwright.engine.client.endpoint import Endpoint
 from sparkwright.engine.observations import BootFacts, HostSample, Observation
 from sparkwright.engine.servers import Arms
-from sparkwright.recipes import Recipe
+from sparkwright.recipes.recipe import Recipe
 from sparkwright.verify import suite
 from sparkwright.verify.checks.settings import arm_of
 from sparkwright.verify.options import VerifyOptions

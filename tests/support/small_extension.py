@@ -15,7 +15,7 @@ from unit_kit import make_toolchain
 
 from sparkwright.base.events import subscribe
 from sparkwright.git import FileEntry, Repository, import_files
-from sparkwright.lock import Artifact
+from sparkwright.lock.model import Artifact
 from sparkwright.lock.native import ExtensionSpec, SourcePin
 from sparkwright.native.build import Builder, build_extension
 from sparkwright.native.model import Extension, Inputs, SourceTree, Target

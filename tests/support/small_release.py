@@ -7,7 +7,7 @@ import tarfile
 import zipfile
 from dataclasses import dataclass
 
-from sparkwright.lock import LOCK_FORMAT, Artifact, Dependency, Lock, Release
+from sparkwright.lock.model import LOCK_FORMAT, Artifact, Dependency, Lock, Release
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 MACHINES = ("aarch64", "x86_64")

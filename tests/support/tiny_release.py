@@ -9,7 +9,7 @@ from pathlib import Path
 import small_release
 import wheelkit
 
-from sparkwright.lock import Lock
+from sparkwright.lock.model import Lock
 
 VERSION = "1.2.0"
 GIT = "file:///nonexistent/vllm.git"

@@ -8,7 +8,8 @@ from small_release import sdist_files
 
 from sparkwright.git import open_repository
 from sparkwright.store import open_store
-from sparkwright.upstream import Access, IndexSettings
+from sparkwright.upstream.releases import Access
+from sparkwright.upstream.settings import IndexSettings
 
 GENERATED = ("PKG-INFO", "vllm/_version.py")  # in the sdist, and not in git
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
-from sparkwright.engine.client import Endpoint
+from sparkwright.engine.client.endpoint import Endpoint
 
 if TYPE_CHECKING:
     from aiohttp.typedefs import Handler

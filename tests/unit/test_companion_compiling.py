@@ -22,7 +22,8 @@ from sparkwright.companion.asking import (
 from sparkwright.companion.compiling import Places, compile_modules, configure_modules
 from sparkwright.companion.tree import source_tree
 from sparkwright.native.model import Inputs, Target, Toolchain
-from sparkwright.upstream import Access, IndexSettings
+from sparkwright.upstream.releases import Access
+from sparkwright.upstream.settings import IndexSettings
 
 GXX = Path("/usr/bin/g++")
 NINJA = Path(sysconfig.get_path("scripts")) / "ninja"

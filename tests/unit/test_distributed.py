@@ -19,9 +19,20 @@ from sparkwright.base.config import decode_json
 from sparkwright.base.errors import ClusterError, CompileError, ConfigError, StorageError
 from sparkwright.base.ssh import SshHost, parse_host
 from sparkwright.cli import worker as worker_command
-from sparkwright.distributed import Done, Task, TaskLostError, bring_files, parse_cluster, share_json
+from sparkwright.distributed.address import parse_cluster
 from sparkwright.distributed.cluster import Machine, ThisMachine, Work
-from sparkwright.distributed.tasks import Failed, Offer, StoredFile, WorkerMessage, WorkerSettings, own_code
+from sparkwright.distributed.inputs import bring_files, share_json
+from sparkwright.distributed.tasks import (
+    Done,
+    Failed,
+    Offer,
+    StoredFile,
+    Task,
+    TaskLostError,
+    WorkerMessage,
+    WorkerSettings,
+    own_code,
+)
 from sparkwright.distributed.worker import TaskRunner, serve
 from sparkwright.store import Store
 

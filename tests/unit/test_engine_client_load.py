@@ -5,9 +5,10 @@ import itertools
 import pytest
 
 from sparkwright.engine.cell import Load, Prompt
-from sparkwright.engine.client import Endpoint, patience
+from sparkwright.engine.client.endpoint import Endpoint
 from sparkwright.engine.client.load import output_lengths
 from sparkwright.engine.client.payload import salted
+from sparkwright.engine.client.request import patience
 
 PLAIN = Prompt(name="p", category="code", text="Say it.")
 

@@ -10,7 +10,7 @@ from sparkwright.companion.wheel import write_companion
 from sparkwright.engine.companions import LISTS, choose_companion, with_companion
 from sparkwright.engine.runtime import ExactRequirements
 from sparkwright.native.model import Target
-from sparkwright.recipes import Recipe
+from sparkwright.recipes.recipe import Recipe
 from sparkwright.store import Store
 
 RECIPE = Recipe(format=1, name="r", title="R", model="m")

@@ -6,16 +6,16 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from sparkwright.engine.metrics import (
+from sparkwright.engine.metrics.counters import (
     CountersResetError,
     SeriesAbsentError,
     SpeculationAbsentError,
     counter_delta,
     hit_rate,
-    identities,
     speculation,
     step_time_ms,
 )
+from sparkwright.engine.metrics.identities import identities
 from sparkwright.engine.observations import Chunk, FailureKind, MetricsSnapshot, RequestFailure, Sample
 
 BEFORE = MetricsSnapshot(

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkwright.base.errors import EndpointError
-from sparkwright.engine.client import EndpointFacts
-from sparkwright.engine.metrics import MetricSample, parse_exposition, parse_snapshot
+from sparkwright.engine.client.endpoint import EndpointFacts
+from sparkwright.engine.metrics.exposition import MetricSample, parse_exposition
+from sparkwright.engine.metrics.snapshot import parse_snapshot
 from sparkwright.engine.observations import BootFacts
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.setup import lacking_facts

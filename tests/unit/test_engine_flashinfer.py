@@ -9,9 +9,9 @@ import pytest
 from sparkwright.engine import flashinfer
 from sparkwright.engine.environment import Environment
 from sparkwright.engine.flashinfer import CUBIN, cubin_variables, environment_path, installed_variables
+from sparkwright.engine.installed import EngineFacts
 from sparkwright.engine.runtime import ExactRequirements
-from sparkwright.recipes import Recipe
-from sparkwright.serve.preflight import EngineFacts
+from sparkwright.recipes.recipe import Recipe
 from sparkwright.serve.run import ServeOptions, server_variables
 
 WITHOUT = ExactRequirements("flashinfer-python==0.7.2 --hash=sha256:0\n")

@@ -16,7 +16,7 @@ from sparkwright.engine.installed import read_installed
 from sparkwright.engine.server import host
 from sparkwright.engine.server.environment import prepare_requirement, prepare_wheel
 from sparkwright.engine.server.launch import start_server
-from sparkwright.recipes import load_recipe
+from sparkwright.recipes.recipe import load_recipe
 
 
 def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str, status: int = 0) -> None:

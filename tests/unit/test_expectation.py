@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from msgspec.structs import replace
 
-from sparkwright.lock import read_lock
+from sparkwright.lock.model import read_lock
 from sparkwright.native import inspection
 from sparkwright.pipeline.record import native_expectation
 

@@ -25,7 +25,8 @@ from sparkwright.git import (
     list_remote,
     open_repository,
 )
-from sparkwright.upstream import Access, open_source
+from sparkwright.upstream.releases import Access
+from sparkwright.upstream.source import open_source
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 

@@ -9,9 +9,9 @@ from small_release import COMMIT, artifact, make_release, make_sdist, sdist_file
 
 from sparkwright.base.config import parse_toml
 from sparkwright.base.errors import ConfigError, LockMismatchError
-from sparkwright.lock import LOCK_FORMAT, Lock, ReleaseEvidence
 from sparkwright.lock.bump import rewrite, successor
-from sparkwright.lock.statements import is_evidence
+from sparkwright.lock.model import LOCK_FORMAT, Lock
+from sparkwright.lock.statements import ReleaseEvidence, is_evidence
 
 OLD = make_release().lock
 TEXT = """\

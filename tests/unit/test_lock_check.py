@@ -7,17 +7,10 @@ import msgspec
 import pytest
 from small_release import COMMIT, MACHINES, make_release, metadata, sdist_files, version_file
 
-from sparkwright.lock import (
-    Lock,
-    ReleaseEvidence,
-    WheelEvidence,
-    check,
-    disagreement,
-    unconfirmed,
-)
-from sparkwright.lock.check import flatten
-from sparkwright.lock.statements import is_evidence
-from sparkwright.pipeline import open_checkout
+from sparkwright.lock.check import check, disagreement, flatten, unconfirmed
+from sparkwright.lock.model import Lock
+from sparkwright.lock.statements import ReleaseEvidence, WheelEvidence, is_evidence
+from sparkwright.pipeline.checkout import open_checkout
 
 RELEASE = make_release()
 LOCK = RELEASE.lock

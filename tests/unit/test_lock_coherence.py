@@ -10,10 +10,11 @@ from small_release import make_release
 
 from sparkwright.base.config import parse_toml
 from sparkwright.base.errors import LockMismatchError
-from sparkwright.lock import LOCK_FORMAT, CudaEvidence, Lock, check_native, require_native
 from sparkwright.lock.bump import rewrite
+from sparkwright.lock.check import CudaEvidence, check_native, require_native
+from sparkwright.lock.model import LOCK_FORMAT, Lock
 from sparkwright.lock.native import SourcePin
-from sparkwright.pipeline import open_checkout
+from sparkwright.pipeline.checkout import open_checkout
 
 ROOT = Path(__file__).parents[2]
 LOCK = with_native(make_release().lock, native_tables(offer_toolkit(Index())))

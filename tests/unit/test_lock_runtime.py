@@ -7,7 +7,7 @@ import pytest
 from packaging.markers import default_environment
 
 from sparkwright.base.errors import ConfigError, LockMismatchError
-from sparkwright.lock import read_lock
+from sparkwright.lock.model import read_lock
 from sparkwright.lock.runtime import (
     LockedPackage,
     LockedRuntime,

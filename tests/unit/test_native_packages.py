@@ -209,7 +209,8 @@ from pathlib import Path
 from sparkwright.lock.native import Package
 from sparkwright.native.packages import unpack_package
 from sparkwright.store import open_store
-from sparkwright.upstream import Access, IndexSettings
+from sparkwright.upstream.releases import Access
+from sparkwright.upstream.settings import IndexSettings
 home, url, name, sha256, size = sys.argv[1:]
 access = Access(open_store(Path(home)), None, IndexSettings(index_url=url))
 print(unpack_package(access, Package(filename=name, sha256=sha256, size=int(size))))

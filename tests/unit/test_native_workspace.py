@@ -9,7 +9,7 @@ from native_case import lock_of
 from unit_kit import make_toolchain
 
 from sparkwright.git import FileEntry, Repository, patch_tree
-from sparkwright.lock import Artifact
+from sparkwright.lock.model import Artifact
 from sparkwright.lock.native import SourcePin
 from sparkwright.native import configure
 from sparkwright.native.configure import configuration_key, configure_command

@@ -16,12 +16,13 @@ from checkpoint_kit import (
 )
 
 from sparkwright.base.errors import ConfigError, PreflightError
-from sparkwright.recipes import Recipe, load_recipe
 from sparkwright.recipes.commands import Remark
+from sparkwright.recipes.recipe import Recipe, load_recipe
 from sparkwright.recipes.release_options import Problem
 from sparkwright.recipes.write import recipe_text
 from sparkwright.serve.new_recipe import SPARK, new_recipe, without_unknown_parsers
-from sparkwright.serve.preflight import PreflightRequest, inspect_start
+from sparkwright.serve.preflight.facts import PreflightRequest
+from sparkwright.serve.preflight.run import inspect_start
 
 LLAMA_70B = {
     "architectures": ["LlamaForCausalLM"],

@@ -10,9 +10,8 @@ from sparkwright.base.errors import ConfigError
 from sparkwright.cli.service import _wheel
 from sparkwright.engine import offered
 from sparkwright.engine.offered import built_wheel, is_present, present_specs
-from sparkwright.pipeline import open_checkout
-from sparkwright.pipeline.checkout import Checkout
-from sparkwright.recipes import load_recipe
+from sparkwright.pipeline.checkout import Checkout, open_checkout
+from sparkwright.recipes.recipe import load_recipe
 
 ROOT = Path(__file__).parents[2]
 NOWHERE = {}

@@ -18,10 +18,9 @@ from sparkwright.carries.patchset import (
     with_carry,
     with_next_revision,
 )
-from sparkwright.lock import Artifact, Lock, Release
+from sparkwright.lock.model import Artifact, Lock, Release
 from sparkwright.lock.native import NativePin
-from sparkwright.pipeline import open_checkout
-from sparkwright.pipeline.checkout import series_names
+from sparkwright.pipeline.checkout import open_checkout, series_names
 
 ROOT = Path(__file__).parents[2]
 SERIES = series_names(ROOT)

@@ -8,7 +8,7 @@ import pytest
 from checkpoint_kit import DENSE, MODELOPT, QWEN_27B, SMALL, nvfp4_27b, write_checkpoint, write_shard
 
 from sparkwright.engine.models import cache_folder
-from sparkwright.recipes import Recipe
+from sparkwright.recipes.recipe import Recipe
 from sparkwright.serve.preflight.checkpoint import find_folder, find_quantization, read_checkpoint, read_shard
 from sparkwright.serve.preflight.files import check_files, check_quantization
 from sparkwright.serve.preflight.shape import loaded_weights

@@ -6,10 +6,11 @@ import pytest
 from checkpoint_kit import DENSE, NEMOTRON, QWEN_27B, write_checkpoint
 from preflight_kit import GB10, H200, recipe, spark, start
 
-from sparkwright.recipes import load_recipe
-from sparkwright.serve.preflight import EngineFacts, run_preflight
+from sparkwright.engine.installed import EngineFacts
+from sparkwright.recipes.recipe import load_recipe
 from sparkwright.serve.preflight.engine_checks import part_tokens
 from sparkwright.serve.preflight.kv_plan import keeps_one_group
+from sparkwright.serve.preflight.run import run_preflight
 
 WINDOWS = frozenset({"dflash-sliding-window"})
 OLD, NEW = "0.24.0+spark.6.1a2b3c4d", "0.24.0+spark.7.1a2b3c4d"

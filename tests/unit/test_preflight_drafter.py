@@ -6,8 +6,8 @@ import pytest
 from checkpoint_kit import DENSE, QWEN_27B, QWEN_27B_DFLASH, dflash_27b, write_checkpoint
 from preflight_kit import ENGINE, recipe, start
 
+from sparkwright.engine.installed import EngineFacts
 from sparkwright.engine.tiny import write_tiny_models
-from sparkwright.serve.preflight import EngineFacts, run_preflight
 from sparkwright.serve.preflight.checkpoint import read_checkpoint
 from sparkwright.serve.preflight.drafter import (
     check_draft_cache,
@@ -16,6 +16,7 @@ from sparkwright.serve.preflight.drafter import (
     read_drafting,
 )
 from sparkwright.serve.preflight.kv_plan import KvOptions
+from sparkwright.serve.preflight.run import run_preflight
 from sparkwright.serve.preflight.shape import Attention, model_shape
 
 DFLASH = {"method": "dflash", "num_speculative_tokens": 12}

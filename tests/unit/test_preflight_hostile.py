@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from preflight_kit import recipe, start
 
-from sparkwright.serve.preflight import inspect_start
 from sparkwright.serve.preflight.checkpoint import read_shard
+from sparkwright.serve.preflight.run import inspect_start
 
 KEYS = sorted(
     {*DENSE, *QWEN_27B, *QWEN_27B["text_config"], *QWEN_27B_DFLASH, *GPT_OSS}

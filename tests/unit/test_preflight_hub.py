@@ -12,9 +12,12 @@ from checkpoint_kit import DENSE, MODELOPT, QWEN_27B, QWEN_27B_DFLASH, dflash_27
 from hub_kit import COMMIT, HubServer, hub_server
 from preflight_kit import GIB, recipe, spark, start
 
-from sparkwright.recipes import Recipe
-from sparkwright.serve.preflight import Finding, HostFacts, Hub, PreflightReport, inspect_start, run_preflight
+from sparkwright.recipes.recipe import Recipe
 from sparkwright.serve.preflight.checkpoint import read_checkpoint
+from sparkwright.serve.preflight.finding import Finding
+from sparkwright.serve.preflight.hub import Hub
+from sparkwright.serve.preflight.machine import HostFacts
+from sparkwright.serve.preflight.run import PreflightReport, inspect_start, run_preflight
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 from checkpoint_kit import DENSE, GEMMA_26B, GPT_OSS, NEMOTRON, QWEN_27B, QWEN_35B
 from preflight_kit import GB10, H200, recipe, spark
 
-from sparkwright.serve.preflight import CardFacts, EngineFacts
+from sparkwright.engine.installed import EngineFacts
 from sparkwright.serve.preflight.checkpoint import Checkpoint
 from sparkwright.serve.preflight.kv_plan import (
     CPU_BLOCK,
@@ -19,6 +19,7 @@ from sparkwright.serve.preflight.kv_plan import (
     plan_kv,
     token_bytes,
 )
+from sparkwright.serve.preflight.machine import CardFacts
 from sparkwright.serve.preflight.shape import Attention, model_shape
 
 GIB = 1 << 30

@@ -9,8 +9,9 @@ import pytest
 from checkpoint_kit import DENSE, write_checkpoint
 from preflight_kit import ENGINE, recipe, start
 
-from sparkwright.serve.preflight import SysFs, read_link, run, run_preflight
-from sparkwright.serve.preflight.link import check_link, selects
+from sparkwright.serve.preflight import run
+from sparkwright.serve.preflight.link import SysFs, check_link, read_link, selects
+from sparkwright.serve.preflight.run import run_preflight
 
 FAST, SLOW = "enp1s0f0np0", "enP7s7"
 GOOD = {"NCCL_SOCKET_IFNAME": FAST, "GLOO_SOCKET_IFNAME": FAST, "NCCL_IB_HCA": "rocep1s0f0"}

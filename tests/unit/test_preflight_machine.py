@@ -15,10 +15,17 @@ from preflight_kit import ENGINE, GB10, GIB, H200, recipe, spark, start
 
 from sparkwright.base import card
 from sparkwright.base.errors import ArchiveError, ServerError
-from sparkwright.engine.installed import REGISTRY, files_digest, read_installed, read_wheel, runs_on
-from sparkwright.recipes import load_recipe
-from sparkwright.serve.preflight import EngineFacts, HostFacts, inspect_start, read_host, run_preflight
-from sparkwright.serve.preflight.machine import check_room, is_taken, parse_card
+from sparkwright.engine.installed import (
+    REGISTRY,
+    EngineFacts,
+    files_digest,
+    read_installed,
+    read_wheel,
+    runs_on,
+)
+from sparkwright.recipes.recipe import load_recipe
+from sparkwright.serve.preflight.machine import HostFacts, check_room, is_taken, parse_card, read_host
+from sparkwright.serve.preflight.run import inspect_start, run_preflight
 
 
 @pytest.fixture

@@ -16,8 +16,10 @@ from checkpoint_kit import (
 from preflight_kit import GIB, H200, SPARK_TOTAL, recipe, spark, start
 
 from sparkwright.base.errors import PreflightError
-from sparkwright.recipes import load_recipe, recipes
-from sparkwright.serve.preflight import EngineFacts, inspect_start, refusals, require_clear, run_preflight
+from sparkwright.engine.installed import EngineFacts
+from sparkwright.recipes.recipe import load_recipe, recipes
+from sparkwright.serve.preflight.finding import refusals, require_clear
+from sparkwright.serve.preflight.run import inspect_start, run_preflight
 
 SPECULATIVE = {"method": "dflash", "num_speculative_tokens": 12}
 

@@ -12,7 +12,8 @@ from preflight_kit import ENGINE, recipe, start
 from sparkwright.base.errors import ToolError
 from sparkwright.engine.release import ReleaseAnswer, ask_installed
 from sparkwright.recipes.release_options import Problem, Question
-from sparkwright.serve.preflight import Finding, run_preflight
+from sparkwright.serve.preflight.finding import Finding
+from sparkwright.serve.preflight.run import run_preflight
 from sparkwright.store import Store
 
 CHECKS = {"options", "dead-variable", "deprecated-flag"}

@@ -9,8 +9,8 @@ import pytest
 from recipe_import import BARE, COMPOSE, CONTAINER, SCRIPT, SERVE, TEMPLATE, flags, levels
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.recipes import Recipe, load_recipe
 from sparkwright.recipes.imported import import_recipe, without_dead
+from sparkwright.recipes.recipe import Recipe, load_recipe
 from sparkwright.recipes.release_options import Problem
 from sparkwright.recipes.write import recipe_text
 

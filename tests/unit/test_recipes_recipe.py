@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
-from sparkwright.recipes import load_recipe, served_recipe
+from sparkwright.recipes.recipe import load_recipe, served_recipe
 
 OLD = """
 format = 1

@@ -10,16 +10,8 @@ import pytest
 from recipe_kit import DFLASH, made, of
 
 from sparkwright.base.errors import ConfigError, IncompatibleOptionsError, NewerFormatError, UnknownNameError
-from sparkwright.recipes import (
-    RULES,
-    Recipe,
-    Rule,
-    check_compatible,
-    incompatibilities,
-    load_recipe,
-    recipes,
-    serve_arguments,
-)
+from sparkwright.recipes.recipe import Recipe, load_recipe, recipes, serve_arguments
+from sparkwright.recipes.rules import RULES, Rule, check_compatible, incompatibilities
 
 ROOT = Path(__file__).parents[2]
 OURS = "0.24.0+spark.0123abcd"

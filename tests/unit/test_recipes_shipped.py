@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from sparkwright.pipeline import open_checkout
-from sparkwright.recipes import Recipe, apply_use, incompatibilities, node_arguments, recipes
+from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.recipes.evidence import load_references, references
+from sparkwright.recipes.recipe import Recipe, apply_use, node_arguments, recipes
+from sparkwright.recipes.rules import incompatibilities
 from sparkwright.serve.preflight.checkpoint import Checkpoint
 from sparkwright.serve.preflight.drafter import check_drafter
 

@@ -17,8 +17,8 @@ from checkpoint_kit import (
 from msgspec.structs import replace
 from preflight_kit import start
 
-from sparkwright.recipes import Recipe, load_recipe
-from sparkwright.serve.preflight import run_preflight
+from sparkwright.recipes.recipe import Recipe, load_recipe
+from sparkwright.serve.preflight.run import run_preflight
 
 # Of each recipe: the target, and the size of its weights in GiB; none for those of the 27B in NVFP4.
 MODELS = {

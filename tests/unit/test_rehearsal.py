@@ -12,15 +12,17 @@ from world import World, make_world
 
 from sparkwright.base.errors import RehearsalError, ServerError
 from sparkwright.engine.findings import Finding, Verdict
-from sparkwright.engine.outcomes import broken_server, outcomes_of
+from sparkwright.engine.outcomes import CheckOutcome, broken_server, outcomes_of
 from sparkwright.git import Repository
 from sparkwright.merge import MergeReport, Outcome, OutcomeKind
-from sparkwright.pipeline import BuildOptions, Job, make_job, open_checkout
+from sparkwright.pipeline.checkout import open_checkout
+from sparkwright.pipeline.job import Job, make_job
+from sparkwright.pipeline.options import BuildOptions
 from sparkwright.probe.environment import requirements as probes_requirements
-from sparkwright.rehearsal import CheckOutcome, ServedTree, prepare
 from sparkwright.rehearsal.environment import read_requirements
-from sparkwright.rehearsal.model import worst
+from sparkwright.rehearsal.model import ServedTree, worst
 from sparkwright.rehearsal.report import statements
+from sparkwright.rehearsal.tree import prepare
 
 
 class TestRequirements:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sparkwright.pipeline import open_checkout
+from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.search import specs
 from sparkwright.wheel.names import parse_name
 

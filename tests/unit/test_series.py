@@ -10,10 +10,8 @@ from tiny_release import make_tiny
 
 from sparkwright.base.errors import ConfigError, LockMismatchError, UnknownNameError
 from sparkwright.carries.patchset import load_patchset
-from sparkwright.lock import read_lock
-from sparkwright.lock.model import LOCK_NAME
-from sparkwright.pipeline import Checkout, open_checkout
-from sparkwright.pipeline.checkout import series_names
+from sparkwright.lock.model import LOCK_NAME, read_lock
+from sparkwright.pipeline.checkout import Checkout, open_checkout, series_names
 
 ROOT = Path(__file__).parents[2]
 

@@ -16,7 +16,7 @@ from preflight_kit import recipe
 from sparkwright.base.errors import ClusterError
 from sparkwright.base.events import Event, subscribe
 from sparkwright.base.ssh import SshHost
-from sparkwright.recipes import serve_arguments
+from sparkwright.recipes.recipe import serve_arguments
 from sparkwright.serve.peer import CHILD, End, MachineFacts, Peer, _differences, links_between
 from sparkwright.serve.peer_copy import Copied, copy, list_model, list_tree
 from sparkwright.serve.peer_worker import PeerPlaces, order_worker

@@ -13,7 +13,7 @@ from sparkwright.base.errors import PreflightError
 from sparkwright.cli.serve import command
 from sparkwright.engine.release import ReleaseAnswer
 from sparkwright.pipeline.job import Job
-from sparkwright.recipes import Recipe, recipes, serve_arguments
+from sparkwright.recipes.recipe import Recipe, recipes, serve_arguments
 from sparkwright.recipes.release_options import Problem, Question
 from sparkwright.serve.caches import CACHES, cache_key, cache_variables
 from sparkwright.serve.plan import RECIPE_KEY, explain_flags, explain_variables

@@ -9,7 +9,7 @@ import pytest
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.main import main
-from sparkwright.recipes import Recipe, serve_arguments
+from sparkwright.recipes.recipe import Recipe, serve_arguments
 from sparkwright.serve.caches import cache_key
 from sparkwright.serve.settings import SET_BY_USER, as_head, read_key, shell_key, with_settings
 

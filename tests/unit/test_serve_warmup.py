@@ -12,10 +12,10 @@ import pytest
 from kit import Recorder
 
 from sparkwright.base.errors import ServerError
-from sparkwright.engine.client import Endpoint, open_session
+from sparkwright.engine.client.endpoint import Endpoint, open_session
 from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.observations import BootFacts
-from sparkwright.recipes import Recipe
+from sparkwright.recipes.recipe import Recipe
 from sparkwright.serve.warmup import Limits, WarmUp, rounds, warm_up
 from sparkwright.verify.simulator.faults import parse_faults
 from sparkwright.verify.simulator.log import Log

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from simulator_kit import Bench, settings
 
-from sparkwright.recipes import load_recipe
+from sparkwright.recipes.recipe import load_recipe
 from sparkwright.serve.watchdog import (
     EngineSample,
     Watchdog,

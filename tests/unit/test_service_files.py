@@ -19,21 +19,18 @@ from sparkwright.base.errors import ConfigError, NewerFormatError, UnknownNameEr
 from sparkwright.cli import service
 from sparkwright.cli.service import command
 from sparkwright.engine.environment import OfferedWheel
-from sparkwright.engine.server import BOOT_S
-from sparkwright.recipes import recipes
-from sparkwright.serve.service import (
-    ServiceOptions,
-    ServicePlaces,
-    ServiceRecord,
-    Slots,
+from sparkwright.engine.server.lifecycle import BOOT_S
+from sparkwright.recipes.recipe import recipes
+from sparkwright.serve.service.change import Slots
+from sparkwright.serve.service.files import (
     apply_plan,
-    load_record,
+    command_line,
     make_key,
     plan_install,
     uninstall,
+    unit_text,
 )
-from sparkwright.serve.service.files import command_line, unit_text
-from sparkwright.serve.service.model import Scope
+from sparkwright.serve.service.model import Scope, ServiceOptions, ServicePlaces, ServiceRecord, load_record
 from sparkwright.serve.settings import read_key
 from sparkwright.serve.warmup import LIMIT_S
 

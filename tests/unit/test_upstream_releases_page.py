@@ -8,8 +8,7 @@ from kit import load_file
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from sparkwright.pipeline import open_checkout
-from sparkwright.pipeline.checkout import series_names
+from sparkwright.pipeline.checkout import open_checkout, series_names
 
 ROOT = Path(__file__).parents[2]
 

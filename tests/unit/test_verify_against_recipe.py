@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
-from sparkwright.recipes import load_recipe
+from sparkwright.recipes.recipe import load_recipe
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.plan import plan_of, profile_of
 from sparkwright.verify.simulated import simulated

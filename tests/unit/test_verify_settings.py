@@ -17,7 +17,8 @@ from verify_kit import Server, context, profile
 from sparkwright.engine.environment import Environment
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import HostSample
-from sparkwright.recipes import Recipe, incompatibilities, load_recipe
+from sparkwright.recipes.recipe import Recipe, load_recipe
+from sparkwright.recipes.rules import incompatibilities
 from sparkwright.verify import setup
 from sparkwright.verify.checks.settings import BEST, STANDING, SettingsComparison
 from sparkwright.verify.corpus import load_corpus

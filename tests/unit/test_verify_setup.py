@@ -2,7 +2,7 @@
 
 import pytest
 
-from sparkwright.recipes import load_recipe, recipes, serve_arguments
+from sparkwright.recipes.recipe import load_recipe, recipes, serve_arguments
 from sparkwright.verify.setup import as_requested, without_speculation
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.recipes import load_recipe
+from sparkwright.recipes.recipe import load_recipe
 from sparkwright.verify.space import TOKENS, load_base, make_space, parse_vary
 
 MTP = load_recipe("qwen3.8-27b-mtp")

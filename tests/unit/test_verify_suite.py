@@ -13,7 +13,7 @@ import pytest
 
 from sparkwright.base.errors import EndpointError, ServerError
 from sparkwright.engine.cell import Cell, Load, Prompt
-from sparkwright.engine.client import Endpoint
+from sparkwright.engine.client.endpoint import Endpoint
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.verify import suite as suite_module

@@ -16,9 +16,9 @@ from cyclonedx.schema import SchemaVersion
 
 from sparkwright.base.digests import sha256_bytes, sha256_file
 from sparkwright.base.errors import WheelError
-from sparkwright.lock import Lock
+from sparkwright.lock.model import Lock
 from sparkwright.native.model import Extension, Target
-from sparkwright.pipeline import open_checkout
+from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.wheel.assemble import assemble
 from sparkwright.wheel.audit import audit
 from sparkwright.wheel.kernels import KERNELS, kernels_record

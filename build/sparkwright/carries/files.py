@@ -13,7 +13,7 @@ from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.carries import Carry, load_carry, parse_patch
 from sparkwright.carries.model import CARRY_FORMAT, NAME_PATTERN
 from sparkwright.carries.pull import ResolvedPull
-from sparkwright.lock import Lock
+from sparkwright.lock.model import Lock
 from sparkwright.store import remove_tree, storing, write_atomically
 
 _PROBE_FILE = "probe.py"

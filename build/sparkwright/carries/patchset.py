@@ -25,8 +25,7 @@ from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError, DependencyOrderError, unknown_name
 from sparkwright.carries import Carry, load_carries
 from sparkwright.carries.model import Name
-from sparkwright.lock import Lock
-from sparkwright.lock.model import SeriesName
+from sparkwright.lock.model import Lock, SeriesName
 from sparkwright.lock.native import NativePin
 
 # The policy of channels lies beside the patchsets.

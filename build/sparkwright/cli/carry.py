@@ -19,7 +19,8 @@ from sparkwright.cli.result import Part, Result
 from sparkwright.cli.session import Session, run_in_clone, run_in_session
 from sparkwright.merge.absorb import CarryChange
 from sparkwright.merge.refresh import CarryEditor
-from sparkwright.pipeline import Job, TargetOptions
+from sparkwright.pipeline.job import Job
+from sparkwright.pipeline.options import TargetOptions
 from sparkwright.store import write_atomically
 
 _SHOWN = 30

@@ -13,7 +13,8 @@ from sparkwright.cli.globals import Command
 from sparkwright.cli.options import job_options
 from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_in_clone
-from sparkwright.pipeline import Job, TargetOptions
+from sparkwright.pipeline.job import Job
+from sparkwright.pipeline.options import TargetOptions
 from sparkwright.pipeline.proofs import first_line, prove_carries, run_upstream_tests
 from sparkwright.probe.proof import Proof
 from sparkwright.probe.upstream_tests import UpstreamTests

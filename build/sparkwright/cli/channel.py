@@ -215,7 +215,7 @@ def verify(*, place: str, wheel: Path | None, requirements: Path | None, offline
     from sparkwright.publish.trust import default_trust
     from sparkwright.publish.verification import require_listed, verify_channel
     from sparkwright.store import storing, write_atomically
-    from sparkwright.upstream import read_settings
+    from sparkwright.upstream.settings import read_settings
 
     mirror, channel = open_mirror(place, read_settings(offline=offline))
     chosen: WheelChoice = "none" if wheel else "all" if isinstance(mirror, FolderTarget) else "newest"

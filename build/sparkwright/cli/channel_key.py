@@ -74,7 +74,7 @@ def pin(*, place: str, digest: str, offline: bool) -> Result:
         raise click.BadParameter("a SHA-256 has 64 hexadecimal digits", param_hint="--digest")
     from sparkwright.publish.places import open_mirror
     from sparkwright.publish.trust import default_trust
-    from sparkwright.upstream import read_settings
+    from sparkwright.upstream.settings import read_settings
 
     mirror, channel = open_mirror(place, read_settings(offline=offline))
     root = default_trust().pin(mirror, channel, digest)

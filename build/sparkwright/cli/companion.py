@@ -16,7 +16,7 @@ from sparkwright.cli.session import WORK, Session, run_in_session
 from sparkwright.companion.inspection import CompanionAudit
 from sparkwright.companion.model import CompanionSpec, load_companion
 from sparkwright.engine.companions import LISTS
-from sparkwright.lock import require_native
+from sparkwright.lock.check import require_native
 from sparkwright.native.model import Target
 from sparkwright.pipeline.options import DEFAULT_PLATFORM
 from sparkwright.publish import dist_folder, publish
@@ -155,7 +155,7 @@ def _chosen(
     Raises:
         UnknownNameError: there is no such recipe or module.
     """
-    from sparkwright.recipes import load_recipe
+    from sparkwright.recipes.recipe import load_recipe
 
     names = [load_recipe(recipe).name for recipe in recipes]
     return spec.chosen(arch, recipes=names, modules=modules, stated=stated)

@@ -21,7 +21,7 @@ from sparkwright.cli.runtime import SIDECARS, USE, complete_recipe
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.git import require_git
 from sparkwright.native.doctor import MachineCheck, check_gpu, native_checks
-from sparkwright.recipes import Recipe
+from sparkwright.recipes.recipe import Recipe
 
 _NEEDED_BYTES = 3 << 30
 _INDEX_REMEDY = "check pip's index-url and extra-index-url"
@@ -50,8 +50,11 @@ def command(
     """
     if not recipe:
         return _check_machine()
-    from sparkwright.recipes import served_recipe
-    from sparkwright.serve.preflight import Hub, PreflightRequest, inspect_start, refusal
+    from sparkwright.recipes.recipe import served_recipe
+    from sparkwright.serve.preflight.facts import PreflightRequest
+    from sparkwright.serve.preflight.finding import refusal
+    from sparkwright.serve.preflight.hub import Hub
+    from sparkwright.serve.preflight.run import inspect_start
 
     chosen = served_recipe(recipe, use)
     report = inspect_start(
@@ -131,9 +134,9 @@ def _disk(session: Session) -> MachineCheck:
 def _index(session: Session) -> MachineCheck:
     if session.offline:
         return MachineCheck("package index", "skipped", "--offline")
-    from sparkwright.upstream import read_settings
     from sparkwright.upstream.commit_index import list_wheels
     from sparkwright.upstream.index import find
+    from sparkwright.upstream.settings import read_settings
 
     lock = session.checkout.lock
     try:

@@ -14,13 +14,14 @@ from sparkwright.cli.globals import Group, taking
 from sparkwright.cli.lock_runtime import command as runtime_command
 from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_in_clone, run_in_session
-from sparkwright.lock import require_native
 from sparkwright.lock.bump import rewrite
+from sparkwright.lock.check import require_native
 from sparkwright.pipeline.checkout import new_checkout, require_fit
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, TargetOptions
 from sparkwright.pipeline.pins import is_release, pin_of
 from sparkwright.store import write_atomically
-from sparkwright.upstream import gather, gather_commit, gather_cuda
+from sparkwright.upstream.commits import gather_commit
+from sparkwright.upstream.evidence import gather, gather_cuda
 
 
 @click.group("lock", cls=Group)

@@ -6,8 +6,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from sparkwright.recipes import Recipe
-from sparkwright.serve.preflight import AskOptions, Finding
+from sparkwright.recipes.recipe import Recipe
+from sparkwright.serve.preflight.facts import AskOptions
+from sparkwright.serve.preflight.finding import Finding
 from sparkwright.verify.options import VerifyOptions
 
 _OF_THE_MACHINE = frozenset({"card", "driver", "port"})
@@ -27,8 +28,8 @@ def check_before_verify(options: VerifyOptions, *, offline: bool, force: bool) -
     Raises:
         PreflightError: it would not start, or the host not survive it.
     """
-    from sparkwright.recipes import load_recipe
-    from sparkwright.serve.preflight import warn_or_refuse
+    from sparkwright.recipes.recipe import load_recipe
+    from sparkwright.serve.preflight.finding import warn_or_refuse
     from sparkwright.verify.options import recipe_and_use
 
     if not options.recipe or options.url or options.simulator:
@@ -48,7 +49,9 @@ def refusal_of(recipe: Recipe, python: Path, *, offline: bool) -> str:
 
 def _found(recipe: Recipe, python: Path | None, wheel: Path | None, *, offline: bool) -> Sequence[Finding]:
     """Return what preflight finds: of a model that is not here, the machine alone; none of made-up ones."""
-    from sparkwright.serve.preflight import PreflightRequest, find_folder, run_preflight
+    from sparkwright.serve.preflight.checkpoint import find_folder
+    from sparkwright.serve.preflight.facts import PreflightRequest
+    from sparkwright.serve.preflight.run import run_preflight
 
     if recipe.made_up:
         return ()

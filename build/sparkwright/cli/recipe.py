@@ -19,8 +19,8 @@ from sparkwright.cli.output import printable
 from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.engine.check_recipes import CheckedRecipe
-from sparkwright.recipes import Recipe
 from sparkwright.recipes.commands import Remark
+from sparkwright.recipes.recipe import Recipe
 
 _USES = ("single", "shared", "many")
 _USE = click.option("--use", type=click.Choice(_USES), default=None, help="A use of it; single by default.")
@@ -34,7 +34,7 @@ def command() -> None:
 @command.command("list")
 def list_() -> Result:
     """List the recipes that ship, with what is known of each."""
-    from sparkwright.recipes import recipes
+    from sparkwright.recipes.recipe import recipes
 
     rows = [_row(recipe) for recipe in recipes().values()]
     shown = ("name", "drafts", "kv", "nodes", "evidence")  # the rest would not fit into 80 columns
@@ -68,7 +68,7 @@ def _row(recipe: Recipe) -> dict[str, Any]:
 @click.option("--command", "alone", is_flag=True, help="Print the command that serves it alone.")
 def show(*, name: str, use: str | None, alone: bool) -> Result:
     """Show the effective flags of the recipe NAME, a name or a file, each with its reason."""
-    from sparkwright.recipes import command_lines, served_recipe
+    from sparkwright.recipes.recipe import command_lines, served_recipe
 
     recipe = served_recipe(name, use or "")
     commands = command_lines(recipe)
@@ -94,7 +94,7 @@ def show(*, name: str, use: str | None, alone: bool) -> Result:
 
 
 def _evidence(recipe: Recipe) -> str:
-    from sparkwright.recipes import GRADES
+    from sparkwright.recipes.evidence import GRADES
 
     if recipe.grade == "never" and recipe.near_grade != "never":
         return f"{GRADES['never']}; the nearest: {recipe.near_grade}, {GRADES[recipe.near_grade]}"
@@ -128,7 +128,7 @@ def check(session: Session, *, names: tuple[str, ...], series: str) -> Result:
     first check of a series takes a minute.
     """
     from sparkwright.engine.check_recipes import check_recipes
-    from sparkwright.recipes import load_recipe, recipes
+    from sparkwright.recipes.recipe import load_recipe, recipes
 
     found = [load_recipe(name) for name in names] if names else list(recipes().values())
     results = check_recipes(

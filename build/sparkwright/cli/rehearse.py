@@ -16,9 +16,9 @@ from sparkwright.cli.options import NAMES, tree_options
 from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.cli.verify import require_libraries
-from sparkwright.pipeline import Job
+from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.options import TargetOptions
-from sparkwright.rehearsal import RehearsalResult
+from sparkwright.rehearsal.model import RehearsalResult
 
 
 @click.command("rehearse", cls=Command)
@@ -57,7 +57,8 @@ def command(
     """
     require_libraries()
     from sparkwright.merge import merge_patchset
-    from sparkwright.rehearsal import DEFAULT, RehearsalOptions, rehearse
+    from sparkwright.rehearsal.model import DEFAULT, RehearsalOptions
+    from sparkwright.rehearsal.run import rehearse
     from sparkwright.verify.verifier import VERIFIER
 
     if wheel is not None and onto:

@@ -15,7 +15,7 @@ from sparkwright.lock.runtime import beside
 
 def complete_recipe(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the recipes that ship whose names begin so; where none does, a file of the user's is meant."""
-    from sparkwright.recipes import recipes
+    from sparkwright.recipes.recipe import recipes
 
     found = [CompletionItem(name) for name in sorted(recipes()) if name.startswith(incomplete)]
     return found or [CompletionItem(incomplete, type="file")]

@@ -25,12 +25,13 @@ from sparkwright.cli.terminal import showing_events
 from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.environment import Environment, OfferedWheel
 from sparkwright.engine.offered import NoWheelError, made_here, makeable_series, offered_wheel
-from sparkwright.pipeline import open_job
 from sparkwright.pipeline.checkout import keeping_series
+from sparkwright.pipeline.job import open_job
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions
 from sparkwright.publish.series import series_of
-from sparkwright.recipes import PORT, REHEARSAL, Recipe
-from sparkwright.serve.preflight import Hub, PreflightRequest
+from sparkwright.recipes.recipe import PORT, REHEARSAL, Recipe
+from sparkwright.serve.preflight.facts import PreflightRequest
+from sparkwright.serve.preflight.hub import Hub
 from sparkwright.serve.run import ServeOptions
 from sparkwright.serve.supervise import WatchOptions
 from sparkwright.store import Store
@@ -107,7 +108,7 @@ def command(
     runtime of its series. Ctrl-C asks the server to end; a second one kills it.
     """
     require_libraries(_LIBRARIES, "serve")
-    from sparkwright.recipes import served_recipe
+    from sparkwright.recipes.recipe import served_recipe
     from sparkwright.serve.caches import caches_of, new_run_folder
     from sparkwright.serve.run import Serving, serve
     from sparkwright.serve.settings import as_head, with_settings
@@ -222,8 +223,8 @@ def _rehearsal(recipe: Recipe, asked: dict[str, Any]) -> tuple[Environment, Reci
     from platform import machine
 
     from sparkwright.merge import merge_patchset
-    from sparkwright.recipes import load_recipe
-    from sparkwright.rehearsal import serve_nearest
+    from sparkwright.recipes.recipe import load_recipe
+    from sparkwright.rehearsal.run import serve_nearest
 
     platform = machine() if machine() in {"aarch64", "x86_64"} else DEFAULT_PLATFORM
     build = BuildOptions(series=asked["series"], platform=platform, offline=asked["offline"])
@@ -254,7 +255,9 @@ def _look_first(store: Store, recipe: Recipe, options: ServeOptions, asked: dict
     Raises:
         PreflightError: the machine, its card, memory or disk, or the model's licence forbids it.
     """
-    from sparkwright.serve.preflight import EARLY, OF_HOST, check_room, require_clear, run_preflight
+    from sparkwright.serve.preflight.finding import require_clear
+    from sparkwright.serve.preflight.machine import check_room
+    from sparkwright.serve.preflight.run import EARLY, OF_HOST, run_preflight
 
     rehearsal = _is_rehearsal(recipe)
     hub = None if options.offline or rehearsal else Hub({**os.environ, **recipe.environment})
@@ -285,7 +288,8 @@ def _preflight(
 
     from sparkwright.engine.release import ask_installed
     from sparkwright.serve.caches import cache_variables, caches_of
-    from sparkwright.serve.preflight import run_preflight, warn_or_refuse
+    from sparkwright.serve.preflight.finding import warn_or_refuse
+    from sparkwright.serve.preflight.run import run_preflight
 
     # What --python names may change in place: only a list of its files identifies it.
     identity = "" if asked["python"] else environment.identity
@@ -363,7 +367,9 @@ def _check_settings(request: PreflightRequest, series: str, identity: str) -> No
     from sparkwright.engine.installed import EngineFacts
     from sparkwright.engine.release import ReleaseAnswer, ask_installed, ask_release
     from sparkwright.recipes.release_options import Question
-    from sparkwright.serve.preflight import check_options, read_engine, require_clear
+    from sparkwright.serve.preflight.engine_checks import check_options
+    from sparkwright.serve.preflight.facts import read_engine
+    from sparkwright.serve.preflight.finding import require_clear
 
     def ask(python: Path | None, engine: EngineFacts, questions: Sequence[Question]) -> ReleaseAnswer:
         with open_job(Path(), BuildOptions(series=series, offline=True)) as job:

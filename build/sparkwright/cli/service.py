@@ -26,10 +26,10 @@ from sparkwright.cli.runtime import (
 from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.environment import OfferedWheel
 from sparkwright.engine.offered import offered_wheel
-from sparkwright.recipes import PORT, Recipe
+from sparkwright.recipes.recipe import PORT, Recipe
 from sparkwright.serve import service
-from sparkwright.serve.service import ServiceOptions, ServicePlaces, ServiceRecord
 from sparkwright.serve.service.change import has_systemd
+from sparkwright.serve.service.model import ServiceOptions, ServicePlaces, ServiceRecord
 from sparkwright.serve.settings import reachable, read_key, shell_key, with_settings
 
 # Of the extra `serve`.
@@ -177,7 +177,7 @@ def upgrade(*, name: str, previous: bool, offline: bool, **asked: Any) -> Result
     request, the old one is started again.
     """
     require_libraries(_LIBRARIES, "serve")
-    from sparkwright.recipes import served_recipe
+    from sparkwright.recipes.recipe import served_recipe
 
     places = _places(name, asked)
     record = service.load_record(places)
@@ -228,7 +228,7 @@ def _places(name: str, asked: dict[str, Any]) -> ServicePlaces:
 def _described(
     recipe: str, asked: dict[str, Any], *, offline: bool, force: bool
 ) -> tuple[Recipe, ServiceOptions, ServicePlaces]:
-    from sparkwright.recipes import REHEARSAL, served_recipe
+    from sparkwright.recipes.recipe import REHEARSAL, served_recipe
 
     chosen = with_settings(served_recipe(recipe, asked["use"]), asked["settings"])
     if chosen.model.startswith(REHEARSAL):
@@ -332,8 +332,10 @@ def _change(
 ) -> None:
     from sparkwright.base.card import card_capability
     from sparkwright.engine.installed import read_installed
-    from sparkwright.recipes import check_compatible
-    from sparkwright.serve.preflight import PreflightRequest, require_clear, run_preflight
+    from sparkwright.recipes.rules import check_compatible
+    from sparkwright.serve.preflight.facts import PreflightRequest
+    from sparkwright.serve.preflight.finding import require_clear
+    from sparkwright.serve.preflight.run import run_preflight
 
     def preflight(python: Path) -> None:
         found = read_installed(python)

@@ -32,7 +32,9 @@ from sparkwright.store import ActiveRun, Store, open_store, storing
 from sparkwright.store.prune import prune_logs
 from sparkwright.store.remote import RemoteTier, open_tier
 from sparkwright.store.remote.tier import RemoteReport
-from sparkwright.upstream import Access, UpstreamSource, open_source, read_settings
+from sparkwright.upstream.releases import Access
+from sparkwright.upstream.settings import read_settings
+from sparkwright.upstream.source import UpstreamSource, open_source
 
 R = TypeVar("R")
 
@@ -134,7 +136,7 @@ class Session:
         job = make_job(self.checkout, self.store, self.repository, options)
         if not options.compiling.cluster:
             return job
-        from sparkwright.distributed import parse_cluster
+        from sparkwright.distributed.address import parse_cluster
 
         machines = Cluster(address=parse_cluster(options.compiling.cluster), store=self.store)
         return replace(job, cluster=machines)

@@ -13,7 +13,7 @@ from sparkwright.cli.patchset import told_revision
 from sparkwright.cli.result import Result, Table
 from sparkwright.cli.session import Session, run_read_only
 from sparkwright.merge import OutcomeKind
-from sparkwright.pipeline import Job
+from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.options import TargetOptions
 from sparkwright.pipeline.proofs import Prove
 from sparkwright.pipeline.state import BuildState

@@ -15,7 +15,7 @@ from sparkwright.base.errors import ConfigError
 from sparkwright.cli.globals import Command
 from sparkwright.cli.output import expect_json, print_json
 from sparkwright.cli.verify import require_libraries
-from sparkwright.upstream import Access
+from sparkwright.upstream.releases import Access
 
 Work = Callable[[Access, Any], object]
 
@@ -48,7 +48,8 @@ def command(*, kind: str) -> None:
     from sparkwright.pipeline.remote_units import unpack_all
     from sparkwright.store import open_store
     from sparkwright.store.remote import open_tier
-    from sparkwright.upstream import Access, read_settings
+    from sparkwright.upstream.releases import Access
+    from sparkwright.upstream.settings import read_settings
 
     expect_json(expected=True)
     model, work = _KINDS[kind]()

@@ -128,7 +128,7 @@ def execute(
     refusal: Refusal | None = None,
 ) -> Results:
     """Run *plan* here or on another machine."""
-    from sparkwright.distributed import parse_cluster
+    from sparkwright.distributed.address import parse_cluster
     from sparkwright.distributed.cluster import Cluster
     from sparkwright.store import open_store
     from sparkwright.store.remote import open_tier
@@ -185,7 +185,7 @@ def _attach(results: Results, options: VerifyOptions) -> None:
 
 def _series(asked: dict[str, Any]) -> tuple[str, ...]:
     """Return the series that the recipe to verify by is meant for; none for any."""
-    from sparkwright.recipes import load_recipe
+    from sparkwright.recipes.recipe import load_recipe
 
     return load_recipe(asked["recipe"]).series if asked["recipe"] else ()
 

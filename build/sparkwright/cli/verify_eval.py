@@ -51,7 +51,7 @@ def command(
     from sparkwright.cli.verify import evidence_folder, require_libraries, shown
 
     require_libraries()
-    from sparkwright.engine.client import Endpoint, check_endpoint, open_session
+    from sparkwright.engine.client.endpoint import Endpoint, check_endpoint, open_session
     from sparkwright.engine.deadlines import Deadlines
     from sparkwright.store.paths import default_home
     from sparkwright.verify.evaluation import EvalRequest, evaluate, evaluation_run, read_scores

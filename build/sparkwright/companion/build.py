@@ -10,12 +10,13 @@ from sparkwright.companion.asking import GeneratorSite, describe_modules
 from sparkwright.companion.compiling import CompiledModule, Places, compile_modules, configure_modules
 from sparkwright.companion.model import CompanionSpec
 from sparkwright.companion.tree import source_tree
-from sparkwright.lock import Lock, require_native
+from sparkwright.lock.check import require_native
+from sparkwright.lock.model import Lock
 from sparkwright.native.build import Builder
 from sparkwright.native.model import Configuration, Inputs, Target, Toolchain
 from sparkwright.native.packages import unpack_package
 from sparkwright.native.toolchain import prepare_toolchain
-from sparkwright.upstream import Access
+from sparkwright.upstream.releases import Access
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,12 @@ from sparkwright.companion.build import CompanionJob, compile_kernels
 from sparkwright.companion.inspection import CompanionAudit, audit_companion
 from sparkwright.companion.model import CompanionSpec
 from sparkwright.companion.wheel import CompanionContent, CompanionWheel, record_of, write_companion
-from sparkwright.lock import Lock, require_native
+from sparkwright.lock.check import require_native
+from sparkwright.lock.model import Lock
 from sparkwright.lock.native import named
 from sparkwright.native.inspection import Surroundings, inspector_of
 from sparkwright.native.packages import unpack_package
-from sparkwright.upstream import Access
+from sparkwright.upstream.releases import Access
 from sparkwright.wheel.names import parse_name
 
 _RUNTIME = "cuda-runtime"

@@ -12,8 +12,8 @@ from sparkwright.base.events import task
 from sparkwright.companion.asking import GeneratorSite
 from sparkwright.companion.model import CompanionSpec
 from sparkwright.git import FileEntry, import_files, patch_tree
-from sparkwright.upstream import Access
 from sparkwright.upstream.archive import REGULAR
+from sparkwright.upstream.releases import Access
 
 DATA = "flashinfer/data"
 """Folder of the sources in FlashInfer's wheel."""

@@ -9,19 +9,3 @@ tasks that it was running.
 Only that a task is to be done, and its document, goes over the connection of ssh. Files go through the store
 that the machines share, by their digests, and are verified when they come in.
 """
-
-from sparkwright.distributed.address import ClusterAddress, parse_cluster
-from sparkwright.distributed.inputs import bring_files, share_file, share_json
-from sparkwright.distributed.tasks import Done, StoredFile, Task, TaskLostError
-
-__all__ = [
-    "ClusterAddress",
-    "Done",
-    "StoredFile",
-    "Task",
-    "TaskLostError",
-    "bring_files",
-    "parse_cluster",
-    "share_file",
-    "share_json",
-]

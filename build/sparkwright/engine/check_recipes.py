@@ -11,8 +11,9 @@ from sparkwright.git import Repository
 from sparkwright.pipeline.checkout import Checkout, open_checkout, series_names
 from sparkwright.pipeline.job import make_job
 from sparkwright.pipeline.options import BuildOptions
-from sparkwright.recipes import Recipe, apply_use, incompatibilities, node_arguments
+from sparkwright.recipes.recipe import Recipe, apply_use, node_arguments
 from sparkwright.recipes.release_options import Problem, question_of
+from sparkwright.recipes.rules import incompatibilities
 from sparkwright.store import Store
 
 

@@ -16,7 +16,7 @@ from sparkwright.native.model import Target
 from sparkwright.publish import wheels_in
 from sparkwright.publish.offer import ChannelOffer
 from sparkwright.publish.series import series_of
-from sparkwright.recipes import Recipe
+from sparkwright.recipes.recipe import Recipe
 from sparkwright.wheel.names import parse_name
 
 LISTS = "companions"

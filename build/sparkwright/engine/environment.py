@@ -31,7 +31,7 @@ from sparkwright.lock.model import PATCHSETS, project_root
 from sparkwright.lock.runtime import beside
 from sparkwright.publish import dist_folder
 from sparkwright.publish.offer import ChannelOffer
-from sparkwright.recipes import Recipe
+from sparkwright.recipes.recipe import Recipe
 from sparkwright.store import Store, open_store
 from sparkwright.wheel.names import parse_name
 

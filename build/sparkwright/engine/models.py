@@ -17,7 +17,7 @@ from typing import Any
 from sparkwright.base.errors import FetchError
 from sparkwright.base.events import task, warn
 from sparkwright.base.process import Running, start
-from sparkwright.recipes import Recipe
+from sparkwright.recipes.recipe import Recipe
 
 _CHILD = Path(__file__).with_name("child") / "fetch_model.py"
 _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from sparkwright.engine.client import Endpoint, EndpointFacts, open_session
-from sparkwright.engine.metrics import fetch_snapshot
+from sparkwright.engine.client.endpoint import Endpoint, EndpointFacts, open_session
+from sparkwright.engine.metrics.scrape import fetch_snapshot
 from sparkwright.engine.observations import BootFacts
-from sparkwright.engine.server import error_lines, facts_from_metrics, read_boot_log
+from sparkwright.engine.server.bootlog import error_lines, facts_from_metrics, read_boot_log
 
 
 class MeasuredServer(Protocol):

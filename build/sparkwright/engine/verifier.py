@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkwright.base.config import Model
-from sparkwright.distributed import Task
+from sparkwright.distributed.tasks import Task
 from sparkwright.engine.findings import Finding
 from sparkwright.engine.outcomes import CheckOutcome
 from sparkwright.store import Store

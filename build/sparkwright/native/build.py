@@ -26,8 +26,8 @@ from sparkwright.base.events import emit, task
 from sparkwright.base.machine import look
 from sparkwright.base.process import run
 from sparkwright.git import Repository
-from sparkwright.lock import Lock
 from sparkwright.lock.cmake import read_by_cmake
+from sparkwright.lock.model import Lock
 from sparkwright.lock.native import ExtensionSpec, NativePin, SourcePin
 from sparkwright.native.compile import CompileJob, Finished, run_jobs
 from sparkwright.native.configure import (

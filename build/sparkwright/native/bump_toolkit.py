@@ -12,14 +12,14 @@ from msgspec import structs
 
 from sparkwright.base.errors import FetchError, LockMismatchError, WheelError
 from sparkwright.base.events import task
-from sparkwright.lock import Artifact
 from sparkwright.lock.bump import Decision
 from sparkwright.lock.check import CUDA_RELEASE, exact_pins
+from sparkwright.lock.model import Artifact
 from sparkwright.lock.native import Package, Toolkit
 from sparkwright.native.packages import measured_tree, require_folders
-from sparkwright.upstream import Access, fetch_members
 from sparkwright.upstream.index import IndexFile, listing, project_of
-from sparkwright.upstream.releases import as_artifact
+from sparkwright.upstream.members import fetch_members
+from sparkwright.upstream.releases import Access, as_artifact
 
 if TYPE_CHECKING:
     from packaging.version import Version

@@ -21,7 +21,7 @@ from sparkwright.base.errors import NativeBuildError, ProcessError
 from sparkwright.base.events import task
 from sparkwright.base.process import run
 from sparkwright.git import FileEntry, Repository, TreeEntry, patch_tree
-from sparkwright.lock import Lock
+from sparkwright.lock.model import Lock
 from sparkwright.native.model import WORK, Configuration, Inputs, Link, Toolchain, Unit
 from sparkwright.native.toolchain import configure_environment, toolchain_file
 from sparkwright.native.workspace import Workspace, open_workspace

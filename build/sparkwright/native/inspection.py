@@ -26,7 +26,7 @@ from sparkwright.native.host import this_machine
 from sparkwright.native.model import Toolchain
 from sparkwright.native.packages import find_package, program_in, unpack_package
 from sparkwright.store import Store
-from sparkwright.upstream import Access
+from sparkwright.upstream.releases import Access
 
 INSPECTION_RULES = 1
 """Part of the records' keys: raised when the same bytes are read differently."""

@@ -17,11 +17,13 @@ from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ArchiveError, DigestError, LockMismatchError, ToolError
 from sparkwright.base.events import task
 from sparkwright.git import TreeEntry, tree_id
-from sparkwright.lock import Artifact
+from sparkwright.lock.model import Artifact
 from sparkwright.lock.native import Package
 from sparkwright.store import Store
-from sparkwright.upstream import Access, fetch_artifact, fetch_members
 from sparkwright.upstream.archive import EXECUTABLE, MAX_MEMBERS, REGULAR, bad_component
+from sparkwright.upstream.download import fetch_artifact
+from sparkwright.upstream.members import fetch_members
+from sparkwright.upstream.releases import Access
 
 # Part of the folder's name: raised when unpacking changes.
 _RULES = 1

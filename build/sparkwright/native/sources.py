@@ -24,12 +24,13 @@ from sparkwright.git import (
     list_remote,
     open_repository,
 )
-from sparkwright.lock import Lock, require_native
+from sparkwright.lock.check import require_native
+from sparkwright.lock.model import Lock
 from sparkwright.lock.native import Package, SourcePin, named
 from sparkwright.native.model import SourceTree
 from sparkwright.native.packages import open_package, read_members
-from sparkwright.upstream import Access
 from sparkwright.upstream.archive import EXECUTABLE, REGULAR
+from sparkwright.upstream.releases import Access
 
 _KIND = "source-tree"
 _FULL_ID = 40

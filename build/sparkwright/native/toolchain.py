@@ -24,7 +24,8 @@ from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ToolError
 from sparkwright.base.events import task
 from sparkwright.base.process import run
-from sparkwright.lock import Lock, require_native
+from sparkwright.lock.check import require_native
+from sparkwright.lock.model import Lock
 from sparkwright.lock.native import NativePin, Package, named
 from sparkwright.native.host import (
     HostCompiler,
@@ -36,7 +37,7 @@ from sparkwright.native.host import (
 from sparkwright.native.model import Target, Toolchain
 from sparkwright.native.packages import find_package, program_in, unpack_package
 from sparkwright.store import Store
-from sparkwright.upstream import Access
+from sparkwright.upstream.releases import Access
 
 # Part of the key: raised when the layout made of the packages, or its use, changes.
 _RULES = 1

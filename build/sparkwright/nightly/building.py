@@ -10,7 +10,6 @@ from pathlib import Path
 
 from msgspec.structs import replace as with_fields
 
-from sparkwright import rehearsal
 from sparkwright.base.errors import (
     BusyError,
     FetchError,
@@ -22,8 +21,8 @@ from sparkwright.base.errors import (
 )
 from sparkwright.base.events import emit, task
 from sparkwright.engine.verifier import Verifier
-from sparkwright.lock import Lock
 from sparkwright.lock.bump import rewrite
+from sparkwright.lock.model import Lock
 from sparkwright.merge import MergeReport
 from sparkwright.nightly.model import (
     CarryNight,
@@ -33,12 +32,15 @@ from sparkwright.nightly.model import (
     Standing,
     UpstreamTarget,
 )
-from sparkwright.pipeline import Job, apply, make_job
+from sparkwright.pipeline.job import Job, make_job
 from sparkwright.pipeline.pins import pin_of
+from sparkwright.pipeline.run import apply
 from sparkwright.pipeline.state import require
 from sparkwright.probe.launches import KernelSurvey
+from sparkwright.rehearsal import run as rehearsal
+from sparkwright.rehearsal.model import RehearsalOptions
 from sparkwright.store import write_atomically
-from sparkwright.upstream import propose
+from sparkwright.upstream.evidence import propose
 
 _NAMED = 5  # faults of kernels in one reason
 # These are not about one target: the next one would meet them too.
@@ -177,7 +179,7 @@ def rehearse(built: Built, label: str, folder: Path, verifier: Verifier) -> Nigh
             built.job,
             built.report,
             verifier,
-            rehearsal.RehearsalOptions(out=folder / "rehearsal" / label),
+            RehearsalOptions(out=folder / "rehearsal" / label),
         )
     except _FATAL:
         raise

@@ -11,14 +11,13 @@ from msgspec.structs import replace
 from sparkwright.base.config import Model, to_builtins
 from sparkwright.base.errors import ConfigError, NotInStoreError
 from sparkwright.git import open_clone
-from sparkwright.lock import Lock
-from sparkwright.lock.model import read_lock
+from sparkwright.lock.model import Lock, read_lock
 from sparkwright.nightly.merging import Merging
 from sparkwright.nightly.model import Night, NightVerdict, TargetNight
 from sparkwright.nightly.propose import BASE_TRAILER, BRANCHES, Proposal, Proposer
 from sparkwright.nightly.report import render_markdown
 from sparkwright.nightly.state import NightState
-from sparkwright.pipeline import Job
+from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.proofs import find_proof
 from sparkwright.probe.proof import Proof
 from sparkwright.rehearsal.model import WrittenFile

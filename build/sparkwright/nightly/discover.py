@@ -15,12 +15,11 @@ from sparkwright.lock.statements import VERSION_FILE, stated_commit
 from sparkwright.nightly.culprit import fork
 from sparkwright.nightly.model import PullChange, UpstreamTarget
 from sparkwright.nightly.state import Heads
-from sparkwright.pipeline import Job
+from sparkwright.pipeline.job import Job
 from sparkwright.search.history import UpstreamStep
 from sparkwright.search.specs import UpstreamPoint
-from sparkwright.upstream import nightly_commit
 from sparkwright.upstream.commit_index import find_wheel
-from sparkwright.upstream.commits import known_wheel
+from sparkwright.upstream.commits import known_wheel, nightly_commit
 from sparkwright.upstream.index import versions
 from sparkwright.upstream.releases import PROJECT
 

@@ -42,7 +42,7 @@ from sparkwright.nightly.model import (
     standing_of,
 )
 from sparkwright.nightly.state import Heads, NightState, holds, red_since
-from sparkwright.pipeline import Job
+from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.proofs import find_proof
 from sparkwright.probe.pool import ProbePool
 

@@ -11,7 +11,7 @@ from sparkwright.carries import Carry
 from sparkwright.git import Repository
 from sparkwright.merge import MergeReport, Outcome, OutcomeKind
 from sparkwright.nightly.model import Judgement
-from sparkwright.pipeline import Job
+from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.proofs import Trial, trial_of
 from sparkwright.pipeline.state import require
 from sparkwright.probe.proof import ProbeVerdict, Proof

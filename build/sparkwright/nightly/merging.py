@@ -20,9 +20,9 @@ from sparkwright.merge.absorb import CarryChange
 from sparkwright.merge.prepare import Preparation, prepare
 from sparkwright.nightly.culprit import changed_files, describe_commit, fork, step_to
 from sparkwright.nightly.model import UpstreamCommit, UpstreamTarget
-from sparkwright.pipeline import Job
+from sparkwright.pipeline.job import Job
 from sparkwright.search.history import UpstreamStep, commit_steps
-from sparkwright.upstream import Pristine
+from sparkwright.upstream.releases import Pristine
 
 _RECORD = "culprit"
 _RULES = 2  # part of the record's key: raised when a search gives another result for the same inputs

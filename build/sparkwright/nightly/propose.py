@@ -19,9 +19,8 @@ from sparkwright.base.events import emit
 from sparkwright.carries import Carry, load_carry
 from sparkwright.carries.files import add_revision, declare_superseded
 from sparkwright.git import FileEntry, ProjectClone, Repository, patch_tree
-from sparkwright.lock import Lock
 from sparkwright.lock.bump import rewrite
-from sparkwright.lock.model import LOCK_NAME, PATCHSETS
+from sparkwright.lock.model import LOCK_NAME, PATCHSETS, Lock
 from sparkwright.merge import BaseFinder
 from sparkwright.merge.refresh import CarryEditor
 from sparkwright.nightly.model import Judgement, Standing, TargetNight

@@ -18,8 +18,7 @@ from packaging.version import InvalidVersion, Version
 from sparkwright.base.errors import ConfigError, LockMismatchError, SparkwrightError, unknown_name
 from sparkwright.carries import Carry
 from sparkwright.carries.patchset import BuildSpec, load_patchset, make_build_spec
-from sparkwright.lock import Lock, read_lock
-from sparkwright.lock.model import LOCK_NAME, PATCHSETS, SHIPPED, project_root
+from sparkwright.lock.model import LOCK_NAME, PATCHSETS, SHIPPED, Lock, project_root, read_lock
 
 # The one patchset of a checkout whose lock names no series yet.
 _BEFORE_SERIES = "spark"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkwright.base.errors import ArchiveError, WheelError
-from sparkwright.lock import Lock
+from sparkwright.lock.model import Lock
 from sparkwright.merge import merge_patchset
 from sparkwright.native.build import find_extension
 from sparkwright.native.model import Extension

@@ -14,7 +14,7 @@ from sparkwright.carries import Revision
 from sparkwright.carries.patchset import BuildSpec, load_patchset
 from sparkwright.distributed.cluster import Cluster
 from sparkwright.git import LINK, Repository, TreeEntry, open_repository
-from sparkwright.lock import Artifact
+from sparkwright.lock.model import Artifact
 from sparkwright.lock.native import NativePin
 from sparkwright.merge import History, MergeReport, MergeRequest
 from sparkwright.native.host import isolated
@@ -28,7 +28,9 @@ from sparkwright.probe.pool import ProbePool
 from sparkwright.probe.setup import ProbeResource
 from sparkwright.probe.upstream_tests import UpstreamGate
 from sparkwright.store import Store, open_store
-from sparkwright.upstream import Access, Pristine, UpstreamSource, open_source, read_settings
+from sparkwright.upstream.releases import Access, Pristine
+from sparkwright.upstream.settings import read_settings
+from sparkwright.upstream.source import UpstreamSource, open_source
 
 
 @dataclass(frozen=True)

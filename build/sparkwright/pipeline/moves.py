@@ -19,9 +19,9 @@ from sparkwright.base.config import parse_toml
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import LockMismatchError, WheelError
 from sparkwright.base.events import task
-from sparkwright.lock import LOCK_FORMAT, Bumped, Lock
-from sparkwright.lock.bump import Decision, bump_command, rewrite
+from sparkwright.lock.bump import Bumped, Decision, bump_command, rewrite
 from sparkwright.lock.cmake import is_cmake_file
+from sparkwright.lock.model import LOCK_FORMAT, Lock
 from sparkwright.lock.native import Binary, NativePin
 from sparkwright.native.device_code import DeviceCode, Tally
 from sparkwright.native.inspection import Inspection
@@ -30,8 +30,11 @@ from sparkwright.pipeline.kernels import CompileExtension, builder_of, inputs_of
 from sparkwright.pipeline.proofs import Prove
 from sparkwright.pipeline.state import BuildState, require
 from sparkwright.pipeline.steps import steps_for
-from sparkwright.upstream import Access, fetch_artifact, fetch_members, propose_lock
 from sparkwright.upstream.archive import read_sdist
+from sparkwright.upstream.download import fetch_artifact
+from sparkwright.upstream.evidence import propose_lock
+from sparkwright.upstream.members import fetch_members
+from sparkwright.upstream.releases import Access
 
 
 def move_lock(

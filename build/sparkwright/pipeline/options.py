@@ -10,7 +10,7 @@ from typing import Literal
 
 from sparkwright.base.errors import ConfigError, SparkwrightError, UnknownNameError
 from sparkwright.base.process import run, which
-from sparkwright.lock import Lock
+from sparkwright.lock.model import Lock
 
 Kernels = Literal["auto", "upstream", "native"]
 

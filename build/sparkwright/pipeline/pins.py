@@ -15,19 +15,14 @@ from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import FetchError, NativeInputsError
 from sparkwright.base.events import emit
 from sparkwright.git import Repository, check_object_id
-from sparkwright.lock import Lock
 from sparkwright.lock.bump import successor
+from sparkwright.lock.model import Lock
 from sparkwright.pipeline.checkout import Checkout
-from sparkwright.upstream import (
-    Access,
-    first_download,
-    gather_commit,
-    has_wheels,
-    nightly_commit,
-    open_source,
-    propose_lock,
-)
 from sparkwright.upstream.commit_index import NIGHTLY
+from sparkwright.upstream.commits import first_download, gather_commit, has_wheels, nightly_commit
+from sparkwright.upstream.evidence import propose_lock
+from sparkwright.upstream.releases import Access
+from sparkwright.upstream.source import open_source
 from sparkwright.wheel.delta import classify
 
 _KIND = "pin"

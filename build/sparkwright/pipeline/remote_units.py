@@ -10,11 +10,11 @@ from sparkwright.base.config import Model, convert
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import ClusterError, CompileError, ProcessError, SparkwrightError, error_class
 from sparkwright.base.events import emit, task
-from sparkwright.distributed import Done, StoredFile, Task, share_json
 from sparkwright.distributed.cluster import Cluster
-from sparkwright.distributed.inputs import share_file, shared
+from sparkwright.distributed.inputs import share_file, share_json, shared
+from sparkwright.distributed.tasks import Done, StoredFile, Task
 from sparkwright.git import Repository, check_object_id, pack_tree, unpack_tree
-from sparkwright.lock import Lock
+from sparkwright.lock.model import Lock
 from sparkwright.native.build import Configured, compile_job, depfile_of, log_name
 from sparkwright.native.compile import Finished, run_jobs
 from sparkwright.native.host import isolated
@@ -31,7 +31,7 @@ from sparkwright.native.units import (
 )
 from sparkwright.native.workspace import Reader, Workspace, open_workspace
 from sparkwright.store import Store
-from sparkwright.upstream import Access
+from sparkwright.upstream.releases import Access
 
 _BATCH_S = 90.0  # of CPU time: a batch lays the sources out once
 

@@ -10,7 +10,7 @@ from sparkwright.base.config import Model
 from sparkwright.merge import MergeReport
 from sparkwright.native.model import Extension, SourceTree, Toolchain
 from sparkwright.probe.proof import Proof
-from sparkwright.upstream import Pristine
+from sparkwright.upstream.releases import Pristine
 
 T = TypeVar("T")
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError
-from sparkwright.lock import Lock
+from sparkwright.lock.model import Lock
 from sparkwright.lock.native import NativePin
-from sparkwright.upstream import Access
+from sparkwright.upstream.releases import Access
 
 # Part of the key: raised when the meaning of a described value changes.
 _RULES = 1

@@ -10,7 +10,7 @@ from sparkwright.base.errors import UnknownNameError
 from sparkwright.companion.choosing import FoundCompanion, companion_of_recipe
 from sparkwright.companion.package import PROJECT as COMPANION
 from sparkwright.companion.package import architecture_name
-from sparkwright.lock import Artifact
+from sparkwright.lock.model import Artifact
 from sparkwright.native.model import Target
 from sparkwright.publish.channel import ChannelState, ListedWheel
 from sparkwright.publish.folder_target import FolderTarget
@@ -20,8 +20,8 @@ from sparkwright.publish.target import Mirror, require_signed
 from sparkwright.publish.trust import Trust
 from sparkwright.publish.verification import verify_channel
 from sparkwright.store import Store
-from sparkwright.upstream import IndexSettings, read_settings
 from sparkwright.upstream.download import adopt_copy, fetch_artifact
+from sparkwright.upstream.settings import IndexSettings, read_settings
 from sparkwright.wheel.names import parse_name
 
 _PROJECT = "vllm"

@@ -19,7 +19,7 @@ from sparkwright.publish.channel import CHANNELS, require_channel_name
 from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.s3_target import S3Target
 from sparkwright.publish.target import MOST_BYTES, Mirror, Stored, Target, checked_path, hashed
-from sparkwright.upstream import IndexSettings, read_settings
+from sparkwright.upstream.settings import IndexSettings, read_settings
 
 if TYPE_CHECKING:
     import requests

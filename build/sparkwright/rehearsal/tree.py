@@ -18,10 +18,10 @@ from sparkwright.base.errors import RehearsalError
 from sparkwright.base.events import task, warn
 from sparkwright.base.process import make_venv, run
 from sparkwright.git import blob_id, make_read_only
-from sparkwright.lock import Artifact
+from sparkwright.lock.model import Artifact
 from sparkwright.lock.native import Package
 from sparkwright.native.packages import unpack_package
-from sparkwright.pipeline import Job
+from sparkwright.pipeline.job import Job
 from sparkwright.probe.environment import fingerprint
 from sparkwright.rehearsal.environment import (
     add_below,

@@ -30,7 +30,7 @@ from sparkwright.base.errors import (
 from sparkwright.base.events import warn
 from sparkwright.carries import Revision
 from sparkwright.carries.patchset import BuildSpec, check_order
-from sparkwright.lock import Lock
+from sparkwright.lock.model import Lock
 from sparkwright.merge import MergeReport, merge_patchset
 from sparkwright.pipeline.assembly import Assemble
 from sparkwright.pipeline.checkout import Checkout
@@ -42,7 +42,8 @@ from sparkwright.probe.environment import tree_folder
 from sparkwright.search.changes import SpecDifference
 from sparkwright.search.model import UntestableError
 from sparkwright.search.specs import ResolvedSpec, pinned_lock
-from sparkwright.upstream import Access, Pristine, open_source
+from sparkwright.upstream.releases import Access, Pristine
+from sparkwright.upstream.source import open_source
 
 _PACKAGE = "vllm"
 

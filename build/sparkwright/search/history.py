@@ -10,8 +10,9 @@ from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import BisectionError, NotInStoreError
 from sparkwright.git import Repository
 from sparkwright.search.specs import ResolvedSpec, UpstreamPoint
-from sparkwright.upstream import Access, UpstreamSource
 from sparkwright.upstream.index import versions
+from sparkwright.upstream.releases import Access
+from sparkwright.upstream.source import UpstreamSource
 
 _PROJECT = "vllm"
 _FULL_ID = 40

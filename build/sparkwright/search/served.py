@@ -20,13 +20,14 @@ from sparkwright.base.errors import (
     StorageError,
 )
 from sparkwright.base.events import emit
-from sparkwright.distributed import Done, TaskLostError, bring_files
 from sparkwright.distributed.cluster import Cluster, ThisMachine
+from sparkwright.distributed.inputs import bring_files
+from sparkwright.distributed.tasks import Done, TaskLostError
 from sparkwright.engine.findings import Finding
 from sparkwright.engine.outcomes import CheckOutcome
 from sparkwright.engine.verifier import CheckRequest, CheckResult, Verifier
-from sparkwright.rehearsal import DEFAULT, RehearsalOptions, rehearse
-from sparkwright.rehearsal.model import PARITY
+from sparkwright.rehearsal.model import DEFAULT, PARITY, RehearsalOptions
+from sparkwright.rehearsal.run import rehearse
 from sparkwright.search.candidates import Realiser
 from sparkwright.search.metric import SWEEP, NamedFigure
 from sparkwright.search.model import UntestableError

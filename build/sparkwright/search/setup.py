@@ -22,7 +22,8 @@ from sparkwright.search.metric import MetricJudge
 from sparkwright.search.model import Axis, CandidateJudge, SearchProblem
 from sparkwright.search.served import Serving
 from sparkwright.search.specs import ResolvedSpec, Resolver
-from sparkwright.upstream import Access, open_source
+from sparkwright.upstream.releases import Access
+from sparkwright.upstream.source import open_source
 
 
 @dataclass(frozen=True)
@@ -139,9 +140,9 @@ def _serving(realiser: Realiser, options: SearchOptions, verifier: Verifier) -> 
                 next_step="add --recipe NAME",
             )
         return None
-    from sparkwright.distributed import parse_cluster
+    from sparkwright.distributed.address import parse_cluster
     from sparkwright.distributed.cluster import Cluster, ThisMachine
-    from sparkwright.recipes import load_recipe
+    from sparkwright.recipes.recipe import load_recipe
 
     if options.judge.startswith("metric") and "," in options.cluster:
         raise ConfigError(

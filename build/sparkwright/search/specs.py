@@ -21,10 +21,9 @@ from sparkwright.carries import Carry, load_carry
 from sparkwright.carries.model import Name
 from sparkwright.carries.patchset import BuildSpec, check_order
 from sparkwright.git import Repository, check_out
-from sparkwright.lock import Lock, read_lock
-from sparkwright.lock.model import LOCK_NAME
+from sparkwright.lock.model import LOCK_NAME, Lock, read_lock
 from sparkwright.pipeline.checkout import Checkout, lock_name, open_checkout, series_names
-from sparkwright.upstream import Access
+from sparkwright.upstream.releases import Access
 from sparkwright.wheel.names import WheelName
 
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
-from sparkwright.recipes import SERVED_NAMES, Recipe
+from sparkwright.recipes.recipe import SERVED_NAMES, Recipe
 from sparkwright.store import Store, remove_tree
 
 _KEPT = 20

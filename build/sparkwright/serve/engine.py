@@ -23,11 +23,18 @@ from sparkwright.base.errors import SparkwrightError
 from sparkwright.base.events import emit
 from sparkwright.base.machine import look
 from sparkwright.engine.client.request import canary
-from sparkwright.engine.metrics import SpeculationAbsentError, fetch_snapshot, speculation
-from sparkwright.engine.metrics.counters import CountersResetError, SeriesAbsentError, counter_delta
+from sparkwright.engine.metrics.counters import (
+    CountersResetError,
+    SeriesAbsentError,
+    SpeculationAbsentError,
+    counter_delta,
+    speculation,
+)
+from sparkwright.engine.metrics.scrape import fetch_snapshot
 from sparkwright.engine.observations import HostSample, MetricsSnapshot
-from sparkwright.engine.server import ServerProcess, sample_host
 from sparkwright.engine.server.compiling import running_compilers
+from sparkwright.engine.server.host import sample_host
+from sparkwright.engine.server.lifecycle import ServerProcess
 from sparkwright.serve.watchdog import EngineSample
 
 if TYPE_CHECKING:

@@ -10,23 +10,17 @@ from typing import Any
 import msgspec
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.recipes import Recipe
 from sparkwright.recipes.commands import Remark
 from sparkwright.recipes.imported import file_name
+from sparkwright.recipes.recipe import Recipe
 from sparkwright.recipes.release_options import Problem
-from sparkwright.serve.preflight import (
-    CardFacts,
-    HostFacts,
-    Hub,
-    PreflightReport,
-    PreflightRequest,
-    StartFacts,
-    find_quantization,
-    inspect_start,
-    model_shape,
-    read_facts,
-    require_clear,
-)
+from sparkwright.serve.preflight.checkpoint import find_quantization
+from sparkwright.serve.preflight.facts import PreflightRequest, StartFacts, read_facts
+from sparkwright.serve.preflight.finding import require_clear
+from sparkwright.serve.preflight.hub import Hub
+from sparkwright.serve.preflight.machine import CardFacts, HostFacts
+from sparkwright.serve.preflight.run import PreflightReport, inspect_start
+from sparkwright.serve.preflight.shape import model_shape
 from sparkwright.serve.settings import with_settings
 
 _KIB = 1 << 10

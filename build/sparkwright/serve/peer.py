@@ -26,7 +26,7 @@ from sparkwright.base.errors import ClusterError, ConfigError, ProcessError
 from sparkwright.base.events import emit, task, warn
 from sparkwright.base.process import run
 from sparkwright.base.ssh import SshHost, parse_host
-from sparkwright.recipes import Recipe
+from sparkwright.recipes.recipe import Recipe
 from sparkwright.serve.preflight.finding import warn_or_refuse
 from sparkwright.serve.preflight.link import LinkFacts, SysFs, check_link, read_link
 from sparkwright.serve.settings import as_head

@@ -23,15 +23,15 @@ from sparkwright.base.events import emit
 from sparkwright.base.process import Completed, Dialogue
 from sparkwright.engine.environment import Environment
 from sparkwright.engine.models import cache_folder
-from sparkwright.engine.server import ServerProcess, diagnose
 from sparkwright.engine.server.environment import vllm_command
-from sparkwright.engine.server.failures import excerpt
+from sparkwright.engine.server.failures import diagnose, excerpt
+from sparkwright.engine.server.lifecycle import ServerProcess
 from sparkwright.engine.server.stages import BootStages
-from sparkwright.recipes import Recipe, serve_arguments
+from sparkwright.recipes.recipe import Recipe, serve_arguments
 from sparkwright.serve.caches import caches_of
 from sparkwright.serve.peer import Peer, refusal
 from sparkwright.serve.peer_copy import copy, list_model, list_tree
-from sparkwright.serve.preflight import find_folder
+from sparkwright.serve.preflight.checkpoint import find_folder
 from sparkwright.serve.settings import KEY_VARIABLE
 from sparkwright.store import Store
 

@@ -12,7 +12,7 @@ from sparkwright.base.card import card_capability
 from sparkwright.engine.environment import Environment
 from sparkwright.engine.flashinfer import REASONS
 from sparkwright.engine.server.environment import vllm_command
-from sparkwright.recipes import SERVED_NAMES, Recipe, serve_arguments
+from sparkwright.recipes.recipe import SERVED_NAMES, Recipe, serve_arguments
 from sparkwright.recipes.shared import shared_reason
 from sparkwright.serve.caches import cache_key, caches_of, reason_of
 from sparkwright.serve.run import ServeOptions, server_variables

@@ -17,15 +17,17 @@ from sparkwright.base.card import card_capability
 from sparkwright.base.errors import EndpointError, ServerEndedError
 from sparkwright.base.events import emit, task, warn
 from sparkwright.base.ports import free_port
-from sparkwright.engine.client import open_session
+from sparkwright.engine.client.endpoint import open_session
 from sparkwright.engine.environment import Environment
-from sparkwright.engine.metrics import fetch_snapshot
+from sparkwright.engine.metrics.scrape import fetch_snapshot
 from sparkwright.engine.observations import MetricsSnapshot
-from sparkwright.engine.server import ServerProcess, diagnose, sample_host, start_server
-from sparkwright.engine.server.failures import excerpt
+from sparkwright.engine.server.failures import diagnose, excerpt
+from sparkwright.engine.server.host import sample_host
 from sparkwright.engine.server.jobs import jobs_variable
+from sparkwright.engine.server.launch import start_server
+from sparkwright.engine.server.lifecycle import ServerProcess
 from sparkwright.engine.slow_kernels import warn_of_fallbacks
-from sparkwright.recipes import PORT, Recipe
+from sparkwright.recipes.recipe import PORT, Recipe
 from sparkwright.serve.caches import cache_key, cache_variables
 from sparkwright.serve.engine import ServedEngine, state_between
 from sparkwright.serve.settings import reachable

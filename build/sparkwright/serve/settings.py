@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.recipes import Recipe
+from sparkwright.recipes.recipe import Recipe
 
 SET_BY_USER = "set on the command line"
 """The reason of a flag that the user set."""

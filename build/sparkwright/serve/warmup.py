@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 from sparkwright.base.errors import ServerError
 from sparkwright.base.events import emit, task, warn
 from sparkwright.engine.cell import Cell, Load, Prompt
-from sparkwright.engine.client import Endpoint
+from sparkwright.engine.client.endpoint import Endpoint
 from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.observations import BootFacts
-from sparkwright.recipes import Recipe
+from sparkwright.recipes.recipe import Recipe
 
 if TYPE_CHECKING:
     import aiohttp
@@ -119,7 +119,7 @@ async def warm_up(
     Raises:
         ServerError: a request failed.
     """
-    from sparkwright.engine.client import run_load
+    from sparkwright.engine.client.load import run_load
 
     planned = rounds(limits)
     began, requests, slowest, sent = time.monotonic(), 0, 0.0, 0

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from sparkwright.recipes import Recipe
+from sparkwright.recipes.recipe import Recipe
 
 STALL_S: Final = 120.0
 SLOWEST_PREFILL: Final = 100.0

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urljoin, urlsplit
 
 from sparkwright.base.errors import FetchError
-from sparkwright.lock import Artifact
+from sparkwright.lock.model import Artifact
 from sparkwright.upstream.index import IndexFile
 from sparkwright.upstream.network import fetch_failed, open_session, retrying, shown
 from sparkwright.upstream.settings import IndexSettings

@@ -13,8 +13,8 @@ from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import FetchError, NotInStoreError, WheelError
 from sparkwright.base.events import emit
 from sparkwright.git import Repository
-from sparkwright.lock import Artifact, WheelEvidence
-from sparkwright.lock.statements import ReleaseEvidence, stated_commit, stated_versions
+from sparkwright.lock.model import Artifact
+from sparkwright.lock.statements import ReleaseEvidence, WheelEvidence, stated_commit, stated_versions
 from sparkwright.upstream.commit_index import NIGHTLY, CommitWheel, as_file, find_wheel, list_wheels
 from sparkwright.upstream.download import fetch_artifact, transfer
 from sparkwright.upstream.evidence import read_wheel, tree_texts

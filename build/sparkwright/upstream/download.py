@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from sparkwright.base.digests import copy_hashed
 from sparkwright.base.errors import DigestError, FetchError, NotInStoreError, SparkwrightError, StorageError
 from sparkwright.base.events import Task, emit, task
-from sparkwright.lock import Artifact
+from sparkwright.lock.model import Artifact
 from sparkwright.store import Store, storing
 from sparkwright.upstream.commit_index import locate_in_commit
 from sparkwright.upstream.index import IndexFile, local_path, locate, remote_size

@@ -15,9 +15,9 @@ from sparkwright.base.config import parse_toml
 from sparkwright.base.errors import FetchError, WheelError
 from sparkwright.base.events import emit
 from sparkwright.git import list_remote
-from sparkwright.lock import LOCK_FORMAT, Artifact, Lock
 from sparkwright.lock.bump import Bumped, rewrite, successor
 from sparkwright.lock.check import CudaEvidence
+from sparkwright.lock.model import LOCK_FORMAT, Artifact, Lock
 from sparkwright.lock.native import Package
 from sparkwright.lock.statements import (
     VERSION_FILE,

@@ -10,7 +10,7 @@ from urllib.parse import unquote, urlsplit
 
 from sparkwright.base.errors import DigestError, FetchError
 from sparkwright.base.events import emit
-from sparkwright.lock import Artifact
+from sparkwright.lock.model import Artifact
 from sparkwright.upstream.network import fetch_failed, open_session, reason_of, retrying, shown, stated_bytes
 from sparkwright.upstream.settings import IndexSettings
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from sparkwright.base.errors import ArchiveError, DigestError, NotInStoreError, SparkwrightError
 from sparkwright.base.events import Task, emit, task
-from sparkwright.lock import Artifact
+from sparkwright.lock.model import Artifact
 from sparkwright.store import Store, storing
 from sparkwright.upstream.download import fetch_artifact
 from sparkwright.upstream.index import local_path, locate

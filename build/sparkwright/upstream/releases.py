@@ -11,7 +11,7 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import DigestError, FetchError, LockMismatchError, NotInStoreError
 from sparkwright.base.events import task
 from sparkwright.git import FileEntry, Repository, import_files, list_remote
-from sparkwright.lock import Artifact, Lock
+from sparkwright.lock.model import Artifact, Lock
 from sparkwright.store import Store
 from sparkwright.upstream.archive import read_sdist
 from sparkwright.upstream.download import fetch_artifact

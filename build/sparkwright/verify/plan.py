@@ -16,10 +16,10 @@ import msgspec
 from sparkwright.base.config import convert, to_builtins
 from sparkwright.base.errors import ConfigError, unknown_name
 from sparkwright.engine.capabilities import PREFIX_CACHE, SPECULATION, TOOLS
-from sparkwright.engine.client import check_address
+from sparkwright.engine.client.endpoint import check_address
 from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.servers import Arms
-from sparkwright.recipes import Recipe, load_recipe
+from sparkwright.recipes.recipe import Recipe, load_recipe
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks import ALL, capacity, compare, settings
 from sparkwright.verify.checks.common import Check

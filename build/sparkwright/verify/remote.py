@@ -13,13 +13,13 @@ from msgspec import structs
 from sparkwright.base.config import Model, convert
 from sparkwright.base.errors import ConfigError, ServerError
 from sparkwright.base.events import emit
-from sparkwright.distributed import Done, Task, bring_files, share_file, share_json
 from sparkwright.distributed.cluster import Cluster
-from sparkwright.distributed.tasks import GB10, GPU, OUT
+from sparkwright.distributed.inputs import bring_files, share_file, share_json
+from sparkwright.distributed.tasks import GB10, GPU, OUT, Done, Task
 from sparkwright.engine.environment import runtime_beside
 from sparkwright.engine.findings import Finding
 from sparkwright.engine.outcomes import broken_server, outcomes_of
-from sparkwright.engine.server import ServerFailedError
+from sparkwright.engine.server.failures import ServerFailedError
 from sparkwright.engine.verifier import CheckResult
 from sparkwright.store import Store
 from sparkwright.verify.options import VerifyOptions, recipe_and_use

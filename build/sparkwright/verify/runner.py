@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.recipes import Evidence
+from sparkwright.recipes.evidence import Evidence
 from sparkwright.recipes.write import recipe_text
 from sparkwright.store import open_store
 from sparkwright.verify.checks.settings import BEST, arm_of

@@ -12,9 +12,9 @@ from pathlib import Path
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError
 from sparkwright.engine.observations import BootFacts
-from sparkwright.engine.server import start_server
+from sparkwright.engine.server.launch import start_server
 from sparkwright.engine.servers import Arms, MeasuredServer
-from sparkwright.recipes import Recipe, load_recipe
+from sparkwright.recipes.recipe import Recipe, load_recipe
 from sparkwright.verify.checks.settings import arm_of
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.profile import Profile

@@ -18,8 +18,7 @@ import msgspec
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError
-from sparkwright.recipes import Recipe, load_recipe
-from sparkwright.recipes.recipe import refused_variable
+from sparkwright.recipes.recipe import Recipe, load_recipe, refused_variable
 
 TOKENS = "num-speculative-tokens"
 MOST = 200

@@ -18,10 +18,12 @@ import msgspec
 from sparkwright.base.errors import EndpointError, IncompatibleOptionsError, ServerError, SparkwrightError
 from sparkwright.base.events import Task, emit, task, warn
 from sparkwright.engine.cell import Cell
-from sparkwright.engine.client import canary, count_tokens, open_session
+from sparkwright.engine.client.endpoint import open_session
+from sparkwright.engine.client.request import canary
+from sparkwright.engine.client.tokens import count_tokens
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation
-from sparkwright.engine.server import ServerFailedError
+from sparkwright.engine.server.failures import ServerFailedError
 from sparkwright.engine.servers import MeasuredServer
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import Check

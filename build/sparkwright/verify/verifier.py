@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sparkwright.distributed import Task
+from sparkwright.distributed.tasks import Task
 from sparkwright.engine.findings import Finding
 from sparkwright.engine.verifier import CheckRequest, Verifier
 from sparkwright.store import Store

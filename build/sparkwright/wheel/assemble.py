@@ -19,7 +19,7 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import sha256_file, to_json
 from sparkwright.base.errors import DigestError, NativeInputsError, WheelError
 from sparkwright.base.events import emit
-from sparkwright.lock import Lock
+from sparkwright.lock.model import Lock
 from sparkwright.store import atomic_file, storing
 from sparkwright.wheel.delta import WheelDelta, compiled_from, delta, of_kind
 from sparkwright.wheel.names import WheelName, parse_name

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkwright.base.errors import ArchiveError, BinaryError
-from sparkwright.lock import Artifact, Lock
+from sparkwright.lock.model import Artifact, Lock
 from sparkwright.native.device_code import Tally, classify
 from sparkwright.native.elf import ElfFacts
 from sparkwright.native.inspection import Inspection, Inspector, Python, Resolution, Surroundings, resolve

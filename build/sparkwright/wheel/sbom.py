@@ -14,7 +14,7 @@ from uuid import NAMESPACE_URL, UUID, uuid5
 
 from sparkwright.base.digests import to_json
 from sparkwright.base.errors import WheelError
-from sparkwright.lock import Lock
+from sparkwright.lock.model import Lock
 from sparkwright.wheel.recorded import RecordedBinary, RecordedCarry, WheelRecord
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from world import World
 
 from sparkwright.base.digests import to_json
 from sparkwright.cli import doctor
-from sparkwright.lock import read_lock
+from sparkwright.lock.model import read_lock
 
 
 class TestAudit:

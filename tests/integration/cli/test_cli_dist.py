@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from world import World
 
-from sparkwright.pipeline import BuildOptions, open_job
+from sparkwright.pipeline.job import open_job
+from sparkwright.pipeline.options import BuildOptions
 from sparkwright.publish import dist_folder
 
 pytestmark = pytest.mark.usefixtures("proved")

@@ -20,8 +20,9 @@ from sparkwright.lock.native import Candidate, SourcePin
 from sparkwright.native.build import record_extension
 from sparkwright.native.model import Extension, Target
 from sparkwright.native.sources import keep_source
-from sparkwright.pipeline import open_checkout
-from sparkwright.upstream import Access, IndexSettings
+from sparkwright.pipeline.checkout import open_checkout
+from sparkwright.upstream.releases import Access
+from sparkwright.upstream.settings import IndexSettings
 from sparkwright.wheel.assemble import AssemblyPlan, BinarySource, assemble
 from sparkwright.wheel.binaries import Expectation
 from sparkwright.wheel.kernels import KERNELS, kernels_record

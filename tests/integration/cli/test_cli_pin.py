@@ -16,9 +16,13 @@ from world import Ran, World
 
 from sparkwright.base.errors import AuditError, ConfigError, FetchError, LockMismatchError, NativeInputsError
 from sparkwright.git import open_repository
-from sparkwright.pipeline import BuildOptions, apply, make_job, open_checkout
+from sparkwright.pipeline.checkout import open_checkout
+from sparkwright.pipeline.job import make_job
+from sparkwright.pipeline.options import BuildOptions
 from sparkwright.pipeline.pins import pin_of
-from sparkwright.upstream import Access, read_settings
+from sparkwright.pipeline.run import apply
+from sparkwright.upstream.releases import Access
+from sparkwright.upstream.settings import read_settings
 
 pytestmark = pytest.mark.usefixtures("proved")
 

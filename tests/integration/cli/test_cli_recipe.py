@@ -11,7 +11,7 @@ from checkpoint_kit import DENSE, write_checkpoint
 
 from sparkwright.base.errors import IncompatibleOptionsError, UnknownNameError
 from sparkwright.cli.main import main
-from sparkwright.recipes import load_recipe, recipes
+from sparkwright.recipes.recipe import load_recipe, recipes
 
 ROOT = Path(__file__).parents[3]
 NAME = "qwen3.6-27b-dflash"

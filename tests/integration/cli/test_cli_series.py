@@ -19,7 +19,7 @@ from sparkwright.base.errors import (
     UnknownNameError,
     UnprovedError,
 )
-from sparkwright.lock import read_lock
+from sparkwright.lock.model import read_lock
 
 NEXT = make_tiny(
     "1.3.0",

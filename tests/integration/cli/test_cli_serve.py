@@ -25,7 +25,7 @@ from sparkwright.base.errors import (
     UnknownNameError,
 )
 from sparkwright.cli.serve import _watching
-from sparkwright.recipes import load_recipe
+from sparkwright.recipes.recipe import load_recipe
 
 RECIPE = "rehearsal-smollm2"
 

@@ -10,7 +10,7 @@ from world import ALIGN_PROBE, CLAMP_PROBE, World
 
 from sparkwright.base.errors import CarryConflictError, ProofError, ToolError
 from sparkwright.native.host import require_isolation
-from sparkwright.pipeline import open_job
+from sparkwright.pipeline.job import open_job
 from sparkwright.probe.upstream_tests import UpstreamGate
 
 TESTS = """\

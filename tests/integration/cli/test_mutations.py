@@ -11,7 +11,7 @@ from world import CLAMP_PROBE, World
 
 from sparkwright.base.errors import CarryConflictError, ConfigError
 from sparkwright.base.events import Event, subscribe
-from sparkwright.pipeline import open_job
+from sparkwright.pipeline.job import open_job
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "mutations.py"
 ENTRY = '[[mutation]]\nname = "{name}"\nfile = "{file}"\nold = "{old}"\nnew = "{new}"\n{more}\n'

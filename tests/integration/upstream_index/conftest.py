@@ -3,7 +3,7 @@
 import pytest
 from http_index import DATA, NAME, RunningIndex
 
-from sparkwright.lock import Artifact
+from sparkwright.lock.model import Artifact
 
 
 @pytest.fixture

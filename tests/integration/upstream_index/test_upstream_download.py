@@ -13,7 +13,7 @@ from http_index import DATA, NAME, Fault, RunningIndex
 import sparkwright
 from sparkwright.base.errors import DigestError, FetchError, NotInStoreError, StorageError
 from sparkwright.base.events import subscribe
-from sparkwright.lock import Artifact
+from sparkwright.lock.model import Artifact
 from sparkwright.upstream.download import fetch_artifact
 from sparkwright.upstream.index import find, locate, remote_size
 from sparkwright.upstream.settings import IndexSettings
@@ -186,7 +186,7 @@ def child(store, artifact, index):
     """A process of its own that fetches *artifact*."""
     code = (
         "import sys; from pathlib import Path\n"
-        "from sparkwright.lock import Artifact; from sparkwright.store import open_store\n"
+        "from sparkwright.lock.model import Artifact; from sparkwright.store import open_store\n"
         "from sparkwright.upstream.download import fetch_artifact\n"
         "from sparkwright.upstream.settings import IndexSettings\n"
         "home, name, sha256, size, url = sys.argv[1:]\n"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from sparkwright.base.machine import look
-from sparkwright.recipes import Recipe
+from sparkwright.recipes.recipe import Recipe
 
 JOBS = "MAX_JOBS"
 COMPILER_GIB = 7.0

@@ -20,7 +20,8 @@ from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server.environment import vllm_command
 from sparkwright.engine.server.jobs import jobs_variable
 from sparkwright.engine.server.lifecycle import Launch, ServerProcess
-from sparkwright.recipes import TINY, Recipe, check_compatible, serve_arguments
+from sparkwright.recipes.recipe import TINY, Recipe, serve_arguments
+from sparkwright.recipes.rules import check_compatible
 
 _DEFAULTS = {
     "PYTHONUNBUFFERED": "1",  # so that the log is complete up to a crash

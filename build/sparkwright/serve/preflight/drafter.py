@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sparkwright.engine.installed import EngineFacts
-from sparkwright.recipes import Recipe
+from sparkwright.recipes.recipe import Recipe
 from sparkwright.recipes.rules import before
 from sparkwright.serve.preflight.checkpoint import Checkpoint
 from sparkwright.serve.preflight.facts import StartFacts

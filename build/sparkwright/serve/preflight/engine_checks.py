@@ -14,9 +14,9 @@ from sparkwright.base.errors import SparkwrightError
 from sparkwright.engine.companions import build_command
 from sparkwright.engine.installed import COMPANION, LOADERS, EngineFacts, runs_on
 from sparkwright.publish.series import series_of
-from sparkwright.recipes import Recipe, incompatibilities
+from sparkwright.recipes.recipe import Recipe
 from sparkwright.recipes.release_options import question_of
-from sparkwright.recipes.rules import ServerOptions, before
+from sparkwright.recipes.rules import ServerOptions, before, incompatibilities
 from sparkwright.serve.preflight.checkpoint import Checkpoint
 from sparkwright.serve.preflight.facts import PreflightRequest, StartFacts
 from sparkwright.serve.preflight.finding import Finding, finding

@@ -12,7 +12,7 @@ from sparkwright.base.errors import SparkwrightError
 from sparkwright.engine.installed import EngineFacts, read_installed, read_wheel
 from sparkwright.engine.models import cache_folder, is_offline, is_repository
 from sparkwright.engine.release import ReleaseAnswer
-from sparkwright.recipes import TINY, Recipe
+from sparkwright.recipes.recipe import TINY, Recipe
 from sparkwright.recipes.release_options import Question
 from sparkwright.serve.preflight.checkpoint import Checkpoint, find_folder, read_checkpoint
 from sparkwright.serve.preflight.finding import Finding, finding

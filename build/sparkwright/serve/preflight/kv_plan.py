@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from math import lcm
 
 from sparkwright.engine.installed import EngineFacts
-from sparkwright.recipes import Recipe
+from sparkwright.recipes.recipe import Recipe
 from sparkwright.recipes.rules import before
 from sparkwright.serve.preflight.checkpoint import Checkpoint
 from sparkwright.serve.preflight.machine import HostFacts

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from sparkwright.recipes import Recipe
+from sparkwright.recipes.recipe import Recipe
 from sparkwright.recipes.rules import before
 from sparkwright.serve.preflight.drafter import drafter_layers
 from sparkwright.serve.preflight.facts import StartFacts

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from sparkwright.engine.installed import EngineFacts
 from sparkwright.engine.models import cache_folder
-from sparkwright.recipes import TINY
+from sparkwright.recipes.recipe import TINY
 from sparkwright.serve.preflight.drafter import (
     check_draft_cache,
     check_draft_runner,

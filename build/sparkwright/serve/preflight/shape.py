@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sparkwright.recipes import Recipe
+from sparkwright.recipes.recipe import Recipe
 from sparkwright.serve.preflight.checkpoint import NONE, Checkpoint, Tensor, find_quantization
 
 _FULL, _WINDOW, _STATE, _NONE = "full", "window", "state", "none"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sparkwright.base.errors import ProcessError
 from sparkwright.base.events import emit, warn
-from sparkwright.engine.server import BOOT_S
+from sparkwright.engine.server.lifecycle import BOOT_S
 from sparkwright.serve.service.model import Scope, ServiceOptions, ServicePlaces
 from sparkwright.serve.settings import read_key
 from sparkwright.serve.warmup import LIMIT_S

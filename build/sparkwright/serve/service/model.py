@@ -13,7 +13,7 @@ import msgspec
 
 from sparkwright.base.config import Model, decode_json
 from sparkwright.base.errors import ConfigError, NewerFormatError, UnknownNameError
-from sparkwright.recipes import PORT
+from sparkwright.recipes.recipe import PORT
 
 Scope = Literal["system", "user"]
 

@@ -9,7 +9,7 @@ from statistics import NormalDist
 
 from sparkwright.engine.capabilities import SPECULATION
 from sparkwright.engine.findings import Finding, Verdict
-from sparkwright.engine.metrics import SpeculationAbsentError, speculation
+from sparkwright.engine.metrics.counters import SpeculationAbsentError, speculation
 from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.verify.checks.common import Values, conclude
 from sparkwright.verify.checks.triage import CheckedCells, Reason

@@ -9,8 +9,7 @@ import msgspec
 from sparkwright.engine.capabilities import PREFIX_CACHE, SPECULATION
 from sparkwright.engine.cell import Cell, Prompt
 from sparkwright.engine.findings import Finding, Verdict
-from sparkwright.engine.metrics import hit_rate
-from sparkwright.engine.metrics.counters import SeriesAbsentError
+from sparkwright.engine.metrics.counters import SeriesAbsentError, hit_rate
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.acceptance import acceptance, drafter_finding, not_speculating, ratio, surely

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from sparkwright.engine.metrics import step_time_ms
+from sparkwright.engine.metrics.counters import step_time_ms
 from sparkwright.engine.observations import Observation, Sample
 from sparkwright.verify.checks.acceptance import Acceptance, acceptance
 from sparkwright.verify.statistics import Summary, steady_window, summary, whole_run

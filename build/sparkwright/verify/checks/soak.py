@@ -12,7 +12,7 @@ import dataclasses
 
 from sparkwright.engine.capabilities import PREFIX_CACHE, SPECULATION
 from sparkwright.engine.findings import Finding, Verdict
-from sparkwright.engine.metrics import SeriesAbsentError, counter_delta
+from sparkwright.engine.metrics.counters import SeriesAbsentError, counter_delta
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.acceptance import DECAYS, drafter, not_speculating, paired_ratio

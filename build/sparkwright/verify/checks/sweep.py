@@ -9,7 +9,7 @@ from statistics import fmean
 from sparkwright.engine.capabilities import SPECULATION
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
-from sparkwright.engine.metrics import identities
+from sparkwright.engine.metrics.identities import identities
 from sparkwright.engine.observations import MetricsSnapshot, Observation
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.acceptance import (

@@ -14,9 +14,9 @@ from itertools import pairwise
 
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Verdict
-from sparkwright.engine.metrics import CountersResetError, SpeculationAbsentError, speculation
+from sparkwright.engine.metrics.counters import CountersResetError, SpeculationAbsentError, speculation
 from sparkwright.engine.observations import FailureKind, Observation
-from sparkwright.engine.server import diagnose, known_cause
+from sparkwright.engine.server.failures import diagnose, known_cause
 from sparkwright.verify.check import Context
 
 _FAILS = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from sparkwright.engine.metrics import Speculation, hit_rate, speculation
+from sparkwright.engine.metrics.counters import Speculation, hit_rate, speculation
 from sparkwright.engine.observations import MetricsSnapshot, Observation
 from sparkwright.verify.checks.figures import Figures, figures
 from sparkwright.verify.checks.triage import troubles

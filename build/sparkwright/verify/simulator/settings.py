@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 from sparkwright.verify.simulator.faults import Faults
 
 if TYPE_CHECKING:
-    from sparkwright.recipes import Recipe
+    from sparkwright.recipes.recipe import Recipe
 
 BLOCK = 16  # tokens in a block of the KV cache
 VERSION: Final = "0.33.0"  # of vLLM, which is imitated: that of the default series
