@@ -43,6 +43,14 @@ def test_planted_errors_are_found() -> None:
     assert errors.tpot_p50_percent == pytest.approx(3)
 
 
+def test_one_late_request_is_in_the_tail_alone() -> None:
+    times = measured()
+    times[0] = PeerTime(request="r2", ttft_ms=202, tpot_ms=10)
+    errors = found(times)
+    assert errors.ttft_p50_ms == 0
+    assert errors.ttft_p99_ms == pytest.approx(95)
+
+
 def test_a_request_without_a_record_is_an_error() -> None:
     with pytest.raises(LookupError, match="r99"):
         pair([PeerTime(request="r99", ttft_ms=1, tpot_ms=1)], TRUTHS, 1)
@@ -54,3 +62,9 @@ def test_without_ids_requests_of_a_batch_are_paired_by_rank() -> None:
     assert (errors.paired, errors.ttft_p99_ms) == ("rank", 0)
     late = [PeerTime(ttft_ms=one.ttft_ms + 5, tpot_ms=10) for one in mixed]
     assert found(late).ttft_p50_ms == pytest.approx(5)
+
+
+def test_warm_ups_are_no_part_of_a_batch() -> None:
+    probes = [truth("chatcmpl-p", 1, 0, tokens=1, received_ms=9000)]
+    pairs, _ = pair([PeerTime(ttft_ms=107, tpot_ms=10)], [*TRUTHS, *probes], 1)
+    assert pairs[0][1].ttft_ms == pytest.approx(107)

@@ -84,6 +84,12 @@ def test_a_patchset_leads_to_its_series_lock(root: Path) -> None:
     assert {lock.release.version for lock in checkout.of("1.5").locks()} == {"1.2.0", "1.5.0"}
 
 
+def test_the_nearest_series_is_suggested(root: Path) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        open_checkout(root, "1.55")
+    assert "'1.5'" in caught.value.next_step
+
+
 def test_a_series_without_a_lock_is_refused(root: Path) -> None:
     (root / "patchsets" / "1.5.lock").unlink()
     for series, patchset in (("1.5", ""), ("", "1.5")):
@@ -118,6 +124,11 @@ def test_a_lock_of_an_older_release_than_its_series_is_refused(root: Path, name:
         open_checkout(root, series)
     assert name in caught.value.what
     assert "1.1.0" in caught.value.because
+
+
+def test_a_series_may_be_pinned_at_a_later_release(root: Path) -> None:
+    write_lock(root, LOCK_NAME, "1.2", "1.4.0")
+    assert chosen(open_checkout(root)) == ("1.2", "1.4.0", "1.2")
 
 
 def test_a_series_with_two_locks_is_refused(root: Path) -> None:

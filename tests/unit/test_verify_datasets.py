@@ -15,7 +15,7 @@ from sparkwright.engine.client.payload import messages_of
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.datasets import Dataset, read_prompts, read_same
 from sparkwright.verify.options import VerifyOptions
-from sparkwright.verify.plan import plan_of
+from sparkwright.verify.plan import plan_of, profile_of
 
 TALK = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello."}]
 
@@ -111,7 +111,25 @@ def test_a_sweep_of_the_corpus_is_what_it_was() -> None:
     ]
 
 
+def test_rates_are_open_loops_over_the_same_prompts() -> None:
+    to = context(profile(categories=("code",)), dataset=Dataset(rates=(0.5, 3.0)))
+    cells = ALL["arrivals"].cells(to)
+    assert [(cell.name, cell.load.shape, cell.load.rate) for cell in cells] == [
+        ("code 0.5/s", "open", 0.5), ("code 3/s", "open", 3.0),
+    ]  # fmt: skip
+    assert [cell.load.requests for cell in cells] == [30, 180]
+    assert all(len(cell.prompts) == cell.load.requests + cell.load.warm_up for cell in cells)
+
+
 # Options -------------------------------------------------------------------------------------------------
+
+
+def test_a_rate_adds_its_check_and_output_changes_the_size() -> None:
+    chosen = profile_of(VerifyOptions(rates=(1.0,), max_tokens=64))
+    assert chosen.checks[-1] == "arrivals"
+    assert chosen.max_tokens == 64
+    assert "arrivals" not in profile_of(VerifyOptions()).checks
+    assert profile_of(VerifyOptions(rates=(1.0,), checks=("sweep",))).checks == ("sweep",)
 
 
 @pytest.mark.parametrize(

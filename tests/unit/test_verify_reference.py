@@ -25,7 +25,7 @@ from sparkwright.verify.checks.reference import (
 )
 from sparkwright.verify.journal import Concluded, Journal, Manifest, Measured
 from sparkwright.verify.options import VerifyOptions
-from sparkwright.verify.plan import plan_of
+from sparkwright.verify.plan import plan_of, profile_of
 
 NAME = "org/Model-27B"
 TOKENS = 24
@@ -142,6 +142,12 @@ def test_missing_cells_never_pass(reference: Reference) -> None:
     check, where = reference_check(reference), context(profile())
     seen = [answered(cell, 1) for cell in check.cells(where)]
     assert not any(PASS in verdicts(check.judge(where, some)) for some in all_but_one(seen))
+
+
+def test_a_reference_adds_the_check_to_the_profile() -> None:
+    assert profile_of(VerifyOptions(reference="file")).checks[-1] == "reference"
+    assert "reference" not in profile_of(VerifyOptions()).checks
+    assert profile_of(VerifyOptions(reference="file", checks=("reference",))).checks == ("reference",)
 
 
 def test_a_reference_does_not_go_with_a_comparison_of_speed_and_its_file_must_be_there(tmp_path):

@@ -4,9 +4,10 @@ import math
 
 import pytest
 import report_kit
+from msgspec.structs import replace
 from report_kit import shown
 
-from sparkwright.verify.report.overview import number
+from sparkwright.verify.report.overview import duration, number, share
 from sparkwright.verify.run import Run
 
 
@@ -41,6 +42,15 @@ def test_numbers(value: float | None, words: str) -> None:
     assert number(value).removesuffix(".0") == words.removesuffix(".0")
 
 
+def test_other_words() -> None:
+    assert [duration(s) for s in (0, 45, 59.96, 60, 1080, 9360)] == [
+        *("0 s", "45 s", "60 s", "1:00 min", "18:00 min", "2:36 h"),
+    ]
+    assert [share(value) for value in (0.457, 0.25, 0.003, 1.0, math.nan)] == [
+        *("45.7 %", "25 %", "0.3 %", "100 %", "\N{EN DASH}"),
+    ]
+
+
 # The terminal -----------------------------------------------------------------------------------------
 
 
@@ -57,3 +67,10 @@ def test_a_server_cannot_steer_the_terminal() -> None:
     assert "\x1b]0;" not in styled
     assert "[bold red]x[/]" in styled  # as words, not as markup
     assert "\x1b[1;31m✗ Failed" in shown(report_kit.unhealthy(), terminal=True)
+
+
+def test_without_cells_that_count_there_is_no_table_of_speed(healthy: Run) -> None:
+    spoilt = [replace(seen, canary="first-token: none") for seen in healthy.observations]
+    for seen in ((), spoilt):
+        other = Run(healthy.manifest, healthy.facts, seen, healthy.findings)
+        assert "tok/s  TTFT" not in shown(other, terminal=False)
