@@ -84,12 +84,6 @@ def test_a_patchset_leads_to_its_series_lock(root: Path) -> None:
     assert {lock.release.version for lock in checkout.of("1.5").locks()} == {"1.2.0", "1.5.0"}
 
 
-def test_the_nearest_series_is_suggested(root: Path) -> None:
-    with pytest.raises(UnknownNameError) as caught:
-        open_checkout(root, "1.55")
-    assert "'1.5'" in caught.value.next_step
-
-
 def test_a_series_without_a_lock_is_refused(root: Path) -> None:
     (root / "patchsets" / "1.5.lock").unlink()
     for series, patchset in (("1.5", ""), ("", "1.5")):

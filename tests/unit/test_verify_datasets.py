@@ -111,16 +111,6 @@ def test_a_sweep_of_the_corpus_is_what_it_was() -> None:
     ]
 
 
-def test_rates_are_open_loops_over_the_same_prompts() -> None:
-    to = context(profile(categories=("code",)), dataset=Dataset(rates=(0.5, 3.0)))
-    cells = ALL["arrivals"].cells(to)
-    assert [(cell.name, cell.load.shape, cell.load.rate) for cell in cells] == [
-        ("code 0.5/s", "open", 0.5), ("code 3/s", "open", 3.0),
-    ]  # fmt: skip
-    assert [cell.load.requests for cell in cells] == [30, 180]
-    assert all(len(cell.prompts) == cell.load.requests + cell.load.warm_up for cell in cells)
-
-
 # Options -------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ import report_kit
 from msgspec.structs import replace
 from report_kit import shown
 
-from sparkwright.verify.report.overview import duration, number, share
+from sparkwright.verify.report.overview import number
 from sparkwright.verify.run import Run
 
 
@@ -40,15 +40,6 @@ def healthy() -> Run:
 )
 def test_numbers(value: float | None, words: str) -> None:
     assert number(value).removesuffix(".0") == words.removesuffix(".0")
-
-
-def test_other_words() -> None:
-    assert [duration(s) for s in (0, 45, 59.96, 60, 1080, 9360)] == [
-        *("0 s", "45 s", "60 s", "1:00 min", "18:00 min", "2:36 h"),
-    ]
-    assert [share(value) for value in (0.457, 0.25, 0.003, 1.0, math.nan)] == [
-        *("45.7 %", "25 %", "0.3 %", "100 %", "\N{EN DASH}"),
-    ]
 
 
 # The terminal -----------------------------------------------------------------------------------------
