@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import signal
@@ -82,6 +83,8 @@ _TOGETHER = (
     "test_wheel_upstream.py",
     "test_without_clone.py",
 )
+# Those whose machines are forks of one process that has imported everything.
+_CLUSTER = ("test_cli_bisect_served.py", "test_cluster_verify.py", "test_machines.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -89,13 +92,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=_shortness)
 
 
-def _shortness(item: pytest.Item) -> int:
-    """Return how late a test may begin: the matrix, which waits beside others, then the slow, then units."""
+def _shortness(item: pytest.Item) -> tuple[int, int]:
+    """Return how late a test may begin: the matrix, which waits beside others, then the slow, then units.
+
+    Units go to workers by file, the larger ones earlier.
+    """
     if item.path.name == _MATRIX:
-        return 0
+        return 0, 0
     if item.get_closest_marker("slow"):
-        return 1
-    return 3 if _UNITS in item.path.parts else 2
+        return 1, 0
+    return (3, -_size(item.path)) if _UNITS in item.path.parts else (2, 0)
+
+
+@functools.cache
+def _size(path: Path) -> int:
+    return path.stat().st_size
 
 
 class _Scheduling(LoadScopeScheduling):
@@ -108,6 +119,8 @@ class _Scheduling(LoadScopeScheduling):
         file = nodeid.partition("::")[0]
         if f"/{_UNITS}/" in file:
             return file
+        if file.endswith(_CLUSTER):
+            return "cluster"
         return next((part for part in _TOGETHER if f"/{part}" in nodeid), nodeid)
 
     def remove_node(self, node: WorkerController) -> str | None:

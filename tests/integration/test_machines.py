@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Self
-from urllib.parse import urlsplit
+from dataclasses import replace
 
 import pytest
 from cluster_kit import SUPPORT, Home, make_home
@@ -23,15 +17,11 @@ from small_extension import build, compiled
 from world import SOURCE_ROOT, wait_until
 
 from sparkwright.base.errors import ClusterError, CompileError, StorageError, ToolError
-from sparkwright.base.events import Event, subscribe
+from sparkwright.base.events import subscribe
 from sparkwright.distributed.tasks import TaskLostError
 from sparkwright.git import FileEntry, patch_tree
 from sparkwright.native.build import build_extension
 from sparkwright.native.model import Target
-
-if TYPE_CHECKING:
-    import psutil
-
 
 pytest_plugins = "cluster_fixtures"
 pytestmark = pytest.mark.slow
@@ -216,14 +206,6 @@ def test_workers_end_with_the_build_that_is_killed(tmp_path, url, hosts, after_s
     wait_until(lambda: not any(host.workers() for host in hosts))
 
 
-_SLOW = """
-import time
-honest = remote_units._compiled
-def slow(*given):
-    time.sleep(1)
-    return honest(*given)
-remote_units._compiled = slow
-"""
 _FULL = """
 honest = remote_units.record_object
 def full(*given, **more):
@@ -244,119 +226,3 @@ def test_a_machine_whose_disk_is_full_is_named(tmp_path, url, hosts, here):
     assert f"on {hosts[0].shown}: " in error.value.because
     again = make_home(tmp_path / "again", url, hosts[1:])
     assert build(again.builder, again.inputs)[0].sha256 == here
-
-
-@pytest.mark.walk  # as a machine that is killed, half a minute later
-def test_a_machine_whose_network_stalls_costs_what_it_was_compiling(tmp_path, url, hosts, here):
-    """Its connection of ssh is neither closed nor does anything come over it."""
-    for host in hosts:
-        host.install(compiling=_SLOW)
-    home = make_home(tmp_path / "home", url, hosts)
-    stopped: list[psutil.Process] = []
-
-    def stall(event: Event) -> None:
-        running = [part["machine"] for part in event.data.get("running", ())]
-        if hosts[0].shown in running and not stopped:
-            stopped.extend(hosts[0].sshd.sessions())
-            for process in stopped:
-                process.suspend()
-
-    try:
-        with subscribe(stall):
-            built, _ = build(home.with_cluster(silent_s=8).builder, home.inputs)
-    finally:
-        for process in stopped:
-            process.resume()
-    assert stopped, "progress named the machine"
-    assert built.sha256 == here
-    wait_until(lambda: not hosts[0].workers())
-
-
-@dataclass
-class StallingProxy:
-    """Forwards TCP connections to *upstream*; once *stalled*, it holds them and what comes over them.
-
-    Attributes:
-        upstream: host and port.
-        stalled: hold everything.
-        held: pieces of data that came while it was stalled.
-    """
-
-    upstream: tuple[str, int]
-    stalled: threading.Event = field(default_factory=threading.Event)
-    ended: threading.Event = field(default_factory=threading.Event)
-    held: int = 0
-    port: int = 0
-    _connections: list[socket.socket] = field(default_factory=list)
-    _threads: list[threading.Thread] = field(default_factory=list)
-
-    def __enter__(self) -> Self:
-        self._listening = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listening.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.ended.set()
-        self._listening.close()
-        for one in self._connections:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join(30)
-        for one in self._connections:
-            one.close()
-
-    def _start(self, work: Callable[..., None], *arguments: object) -> None:
-        self._threads.append(threading.Thread(target=work, args=arguments, daemon=True))
-        self._threads[-1].start()
-
-    def _accept(self) -> None:
-        with contextlib.suppress(OSError):
-            while not self.ended.is_set():
-                client, _ = self._listening.accept()
-                server = socket.create_connection(self.upstream)
-                self._connections += [client, server]
-                self._start(self._pump, client, server)
-                self._start(self._pump, server, client)
-
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
-            while data := source.recv(1 << 16):
-                self.held += self.stalled.is_set()
-                while self.stalled.is_set() and not self.ended.is_set():
-                    time.sleep(0.05)
-                sink.sendall(data)
-        with contextlib.suppress(OSError):
-            sink.shutdown(socket.SHUT_WR)
-
-
-@pytest.mark.walk  # as stores that stall in test_store_remote.py, and a machine that is killed
-@pytest.mark.parametrize("stalls", [True, False])
-def test_a_stalled_connection_to_the_store_costs_the_units_of_its_machine(tmp_path, url, hosts, here, stalls):
-    """Sources have arrived when it stalls; what that machine compiles afterwards does not."""
-    place, slow = urlsplit(url), _SLOW.replace("sleep(1)", "sleep(4)")  # it stalls before the first one ends
-    heard = Recorder()
-    with StallingProxy((place.hostname, place.port)) as proxy:
-        hosts[0].url = f"http://127.0.0.1:{proxy.port}"
-        hosts[0].install(compiling=slow)
-        config = hosts[0].folder / "config" / "sparkwright"
-        config.mkdir(parents=True)
-        (config / "store.toml").write_text("stall-s = 5.0\n")
-        hosts[1].install(compiling=slow)
-        home: Home = make_home(tmp_path / "home", url, hosts)
-
-        def stall(event: Event) -> None:
-            if hosts[0].shown in [part["machine"] for part in event.data.get("running", ())] and stalls:
-                threading.Timer(0.5, proxy.stalled.set).start()
-
-        with subscribe(heard), subscribe(stall):
-            built, started = build(home.builder, home.inputs)
-    assert (built.sha256, started) == (here, [])
-    machines = {event["machine"] for event in heard.of("compile.finished")}
-    if stalls:
-        assert machines == {hosts[1].shown}
-        assert [one for one in heard.warnings if hosts[0].shown in one]
-    else:
-        assert machines == {host.shown for host in hosts}
-        assert not heard.of("cluster.result-refused")

@@ -54,9 +54,12 @@ def lacking() -> str:
     return ""
 
 
+# To configure vLLM takes half a minute. test_native_real.py compiles and links a kernel by the same toolchain
+# in seconds, test_native_build.py has builds, and `make test-native` compiles everything.
 pytestmark = [
     pytest.mark.upstream,
     pytest.mark.slow,
+    pytest.mark.walk,
     pytest.mark.skipif(bool(lacking()), reason=lacking()),
 ]
 
@@ -135,7 +138,6 @@ def test_no_place_of_this_machine_is_in_an_extension(builder, extensions):
     assert os.fsencode(Path.home() / ".cache") not in data
 
 
-@pytest.mark.walk  # minutes; test_native_real.py compiles a kernel for the card in seconds
 def test_a_kernel_becomes_code_for_the_card_and_for_nothing_else(builder, inputs, unit):
     known = configured(builder, inputs)
     ran, objects = started(lambda: compile_units(builder, inputs, known, [unit]))
@@ -175,7 +177,6 @@ def test_a_kernel_that_does_not_compile_says_where(job, builder, inputs):
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="builds for the other machine")
-@pytest.mark.walk  # compiles as the one above, by another compiler
 def test_the_other_machine_gets_other_keys(job, builder, inputs):
     lock = job.spec.lock
     target = Target("x86_64", "9.0a")

@@ -49,18 +49,17 @@ def needs(carry):
 # Probes that call CMake for each architecture take minutes, and so do Triton's kernels for NVFP4 in its
 # interpreter: anew with those on prefixes. Their recorded proofs are held against what is merged now.
 LONGEST = {"nvfp4-kv-triton", *(carry.name for carry in CARRIES if needs(carry))}
-FEW = 1
 
 
-def proved_anew(series, carries):
-    """Return *carries* as parameters of a test; all but one carry the `walk` mark, so `make test` skips them.
+def proved_anew(series, carries, few):
+    """Return *carries* as parameters of a test; all but *few* have the `walk` mark.
 
-    The build spec's digest chooses that one, so that each change of the patchset proves another. A proof
+    The build spec's digest chooses these, so that each change of the patchset proves another. A proof
     takes ten seconds of both cores, and the others' recorded proofs are of these very files.
     """
     digest = SPECS[series].digest
     quick = [carry for carry in carries if carry.name not in LONGEST]
-    drawn = sorted(map(by_name, quick), key=lambda name: zlib.crc32(f"{digest} {name}".encode()))[:FEW]
+    drawn = sorted(map(by_name, quick), key=lambda name: zlib.crc32(f"{digest} {name}".encode()))[:few]
     return [
         pytest.param(carry, id=carry.name, marks=() if carry.name in drawn else pytest.mark.walk)
         for carry in carries
@@ -233,6 +232,7 @@ def test_every_carry_works_with_what_it_requires_and_nothing_else(job, carry):
     require_proof(job, carry, merge_part(job, closure([carry.name], CARRIES)), anew=True)
 
 
+@pytest.mark.walk  # a merge of each carry alone, and of many parts; make test-prefixes proves them too
 def test_every_part_that_requirements_allow_merges(job):
     alone = [merge_part(job, closure([carry.name], CARRIES)) for carry in CARRIES]
     touched = {report.outcomes[-1].carry: report.outcomes[-1].named_paths for report in alone}
@@ -250,7 +250,7 @@ def test_every_recorded_proof_is_of_what_is_merged_now(job, merged, carry):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("carry", proved_anew("0.24", CARRIES))
+@pytest.mark.parametrize("carry", proved_anew("0.24", CARRIES, 0))
 def test_every_carry_is_proved_anew_and_as_recorded(job, merged, carry):
     skip_what_cannot_be_proved(job, carry)
     proof = job.prover(merged).prove(carry, merged.outcome(carry.name).paths)
@@ -307,7 +307,7 @@ def merged_current(current):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("carry", proved_anew("0.33", CURRENT))
+@pytest.mark.parametrize("carry", proved_anew("0.33", CURRENT, 1))
 def test_every_carry_of_0_33_is_proved_anew_and_as_recorded(current, merged_current, carry):
     proof = current.prover(merged_current).prove(carry, merged_current.outcome(carry.name).paths)
     recorded = read_proof(carry.folder, current.spec.lock.release.version)

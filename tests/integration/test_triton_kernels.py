@@ -143,6 +143,7 @@ def planted(survey: KernelSurvey, folder: Path, *more: str) -> str:
     return tree.stdout.strip()
 
 
+@pytest.mark.walk  # compiles by Triton; test_probe_launches.py judges planted launches
 def test_planted_launches_are_found_and_their_healthy_twin_is_stored(survey, tmp_path, monkeypatch):
     tree = planted(survey, tmp_path / "tree")
     healthy = survey.survey(tree, "0.33.0")

@@ -1,20 +1,14 @@
 """The search for a capacity against the simulated server, and open loops against a server that waits."""
 
 import json
-import subprocess
-import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from command import call
 from test_engine_client_shapes import cell, run
 
 from sparkwright.engine.client.load import arrivals
-from sparkwright.verify.results import write_results
 
-COMMAND = (sys.executable, "-m", "sparkwright", "verify")
 DEMO = ("--demo", "--slo", "e2e_p50=1.5s", "--max-tokens", "16")
 
 
@@ -49,43 +43,6 @@ def test_the_capacity_of_the_simulator_is_found(tmp_path: Path) -> None:
     assert (
         1 < finding["measured"]["low"] < finding["measured"]["requests/s"] < finding["measured"]["high"] < 6
     )
-
-
-def steps_of(run: Path) -> list[dict[str, Any]]:
-    path = run / "journal.jsonl"
-    *whole, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]
-    lines: list[dict[str, Any]] = [json.loads(line) for line in whole]
-    return [line for line in lines if line["kind"] == "cell"]
-
-
-def killed_after(count: int, run: Path, *arguments: str) -> None:
-    """Begin or continue the search, and kill it once the journal holds *count* steps."""
-    process = subprocess.Popen(
-        [*COMMAND, *arguments], cwd=run.parent, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        end = time.monotonic() + 120
-        while len(steps_of(run)) < count and process.poll() is None and time.monotonic() < end:
-            time.sleep(0.05)
-        assert process.poll() is None, "it ended before it could be killed"
-    finally:
-        process.kill()
-        process.wait()
-
-
-@pytest.mark.slow
-@pytest.mark.walk  # as a run that was killed, in test_cli_verify.py
-def test_a_search_that_was_killed_goes_on_with_the_next_step(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    killed_after(2, run, *DEMO, "--speed", "30", "--out", "run")
-    first = steps_of(run)
-    assert first[0]["observation"]["cell"]["load"]["rate"] == 1.0
-    killed_after(len(first) + 1, run, "--resume", "run")
-    found = steps_of(run)
-    assert [step["id"] for step in found[: len(first)]] == [step["id"] for step in first]
-    assert len({step["id"] for step in found}) == len(found)
-    page = write_results(run).report.read_text()
-    assert all(f"step {number}: " in page for number in range(1, len(found) + 1))
 
 
 @pytest.mark.parametrize(

@@ -61,15 +61,13 @@ def _plan(expectation: Expectation) -> AssemblyPlan:
 
 
 def test_our_wheel_passes_and_is_the_same_every_time(expectation, built, tmp_path):
-    version, changes = expectation.version or "", expectation.changes or {}
+    version = expectation.version or ""
     assert assemble(_plan(expectation), tmp_path / "two").sha256 == built.sha256
     for binary in read_record(built.path).binaries:
         assert re.fullmatch(r"vllm/(.*\.so|vllm-rs)", binary.member), "a binary of a new kind"
     report = audit(built.path, expectation)
     assert report.failures == ()
     assert report.unchecked == (), "what looks into kernels that we compiled has nothing to say here"
-    other = audit(built.path, replace(expectation, changes={**changes, "vllm/envs.py": b""}))
-    assert [check.name for check in other.failures] == ["members-differ-exactly"]
     index = publish(built.path.parent)
     assert [(file.version, file.requires_python) for file in index.files] == [
         (version, expectation.lock.release.requires_python)
@@ -89,8 +87,3 @@ def test_what_is_planted_in_our_wheel_is_found(expectation, built, tmp_path):
         failures = {check.name for check in audit(wheel, expectation).failures}
         assert ("archive-safe" in failures) == bool(fault), (fault, failures)
         assert failures == set() or fault
-
-
-def test_upstreams_own_wheel_passes(expectation: Expectation) -> None:
-    report = audit(expectation.upstream_wheel, replace(expectation, version=None))
-    assert (report.kind, [check.name for check in report.failures]) == ("upstream", [])

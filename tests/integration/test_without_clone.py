@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from channel_kit import ChannelWorld, small_wheel
+from command import SEVERAL
 
 from sparkwright import __version__
 from sparkwright.pipeline.checkout import open_checkout
@@ -62,10 +63,16 @@ def empty(tmp_path: Path) -> Path:
     return folder
 
 
-def call(program: Path, folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+def call(program: Path, folder: Path, *words: str | Path, told: str = "") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "SPARKWRIGHT_HOME": str(folder.parent / "store")}
     return subprocess.run(
-        [program, *words], cwd=folder, env=environment, check=False, capture_output=True, text=True
+        [program, *words],
+        cwd=folder,
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+        input=told,
     )
 
 
@@ -75,20 +82,10 @@ def good(program: Path, folder: Path, *words: str | Path) -> str:
     return done.stdout
 
 
-SEVERAL = """
-import contextlib, io, json, sys
-from sparkwright.cli.main import main
-for words in json.loads(sys.argv[1]):
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        status = main(words)
-    print(json.dumps([status, out.getvalue(), err.getvalue()]), flush=True)
-"""
-
-
 def call_each(program: Path, folder: Path, *commands: tuple[str, ...]) -> Iterator[tuple[int, str, str]]:
     """Status, output and errors of each command, in one process of the environment: it imports all once."""
-    done = call(program.with_name("python"), folder, "-c", SEVERAL, json.dumps(commands))
+    lines = "".join(f"{json.dumps(words)}\n" for words in commands)
+    done = call(program.with_name("python"), folder, "-c", SEVERAL, told=lines)
     assert done.returncode == 0, done.stderr
     for line in done.stdout.splitlines():
         status, out, err = json.loads(line)

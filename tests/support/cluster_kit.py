@@ -120,13 +120,6 @@ class Home:
     builder: Builder
     inputs: Inputs
 
-    def with_cluster(self, **changes: float) -> Home:
-        """Return the machine with other limits of its cluster."""
-        compiler = self.builder.elsewhere
-        assert isinstance(compiler, RemoteCompiler)
-        other = replace(compiler, cluster=replace(compiler.cluster, **changes))  # type: ignore[arg-type]
-        return replace(self, builder=replace(self.builder, elsewhere=other))
-
 
 def make_home(folder: Path, url: str, hosts: list[Host], *, keep_going: bool = False) -> Home:
     """Return the machine that builds on *hosts*, with an empty store of its own."""

@@ -8,6 +8,17 @@ from pathlib import Path
 
 from sparkwright.cli.main import main
 
+SEVERAL = """
+import contextlib, io, json, sys
+from sparkwright.cli.main import main
+for words in sys.stdin:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        status = main(json.loads(words))
+    print(json.dumps([status, out.getvalue(), err.getvalue()]), flush=True)
+"""
+"""A program that runs a command for each line of JSON, and answers status, output and errors of each."""
+
 
 def call(*words: str | Path, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run ``sparkwright`` with *words* to its end; what it starts runs in processes of its own."""

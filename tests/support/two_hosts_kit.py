@@ -21,6 +21,7 @@ from typing import Any
 
 import psutil
 import pytest
+from command import SEVERAL
 from serve_kit import Serving
 from ssh_kit import SSH_CONFIG, SSHD, SSHD_CONFIG
 from world import SOURCE_ROOT, wait_until
@@ -125,6 +126,7 @@ class TwoHosts:
     recipe: Path
     own_sys: bool = False
     sshd: subprocess.Popen[bytes] | None = None
+    caller: subprocess.Popen[str] | None = None
 
     @property
     def there(self) -> Path:
@@ -195,17 +197,26 @@ class TwoHosts:
         self.sshd.kill()
         self.sshd.wait()
 
-    def call(self, *words: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run ``sparkwright serve`` with *words* to its end."""
-        return subprocess.run(
-            self.inside(0, *self._command(*words)), env=self.environment(**variables),
-            cwd=self.folder / "here", capture_output=True, text=True, timeout=300, check=False,
-        )  # fmt: skip
+    def call(self, *words: str | Path) -> subprocess.CompletedProcess[str]:
+        """Run ``sparkwright serve`` with *words* to its end, in one process with those before."""
+        if self.caller is None:
+            self.caller = subprocess.Popen(
+                self.inside(0, sys.executable, "-c", SEVERAL), env=self.environment(),
+                cwd=self.folder / "here", stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )  # fmt: skip
+        asking, answers = self.caller.stdin, self.caller.stdout
+        assert asking is not None
+        assert answers is not None
+        asked = self._words(*words)
+        asking.write(f"{json.dumps(asked)}\n")
+        asking.flush()
+        return subprocess.CompletedProcess(asked, *json.loads(answers.readline()))
 
     def serve(self, *words: str | Path, peer: bool = True, **variables: str) -> Serving:
         """Start ``sparkwright serve --json``, on the first machine alone without *peer*."""
         out = self.folder / f"serve-{time.monotonic_ns()}.jsonl"
-        command = self.inside(0, *self._command("--json", *words, peer=peer))
+        program = [sys.executable, "-m", "sparkwright"]
+        command = self.inside(0, *program, *self._words("--json", *words, peer=peer))
         with out.open("w") as stream:
             child = subprocess.Popen(
                 command, env=self.environment(**variables), cwd=self.folder / "here",
@@ -213,12 +224,12 @@ class TwoHosts:
             )  # fmt: skip
         return Serving(child, out, patience_s=90.0)
 
-    def _command(self, *words: str | Path, peer: bool = True) -> list[str]:
+    def _words(self, *words: str | Path, peer: bool = True) -> list[str]:
         own = ["--python", str(self.python), "--no-warm-up", "--offline", "--force"]
         own += ["--peer", NAME] if peer else []
         port = [] if "--port" in words else ["--port", "0"]
         recipe = [] if any(str(one).endswith(".toml") for one in words) else [str(self.recipe)]
-        return [sys.executable, "-m", "sparkwright", "serve", *recipe, *own, *port, *map(str, words)]
+        return ["serve", *recipe, *own, *port, *map(str, words)]
 
     def environment(self, **variables: str) -> dict[str, str]:
         here = self.folder / "here"
@@ -266,6 +277,8 @@ def two_hosts(folder: Path, card: str = "") -> Iterator[TwoHosts]:
             subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=30, check=False)
         if hosts.sshd is not None:
             hosts.sshd.wait()
+        if hosts.caller is not None:
+            hosts.caller.communicate()
 
 
 def _link(names: Sequence[str]) -> None:

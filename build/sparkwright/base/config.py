@@ -9,6 +9,7 @@ when it is first used, and crashes the process where two threads are the first o
 
 from __future__ import annotations
 
+import functools
 import threading
 import tomllib
 from pathlib import Path
@@ -52,7 +53,7 @@ def parse_toml(data: bytes, model: type[T], *, newest_format: int, name: str) ->
         ConfigError: it is not TOML, or does not match the model.
     """
     try:
-        tables = tomllib.loads(data.decode())
+        tables = _tables(data)
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name} is not valid TOML", because=str(error)) from error
     number = tables.get("format")
@@ -70,6 +71,12 @@ def parse_toml(data: bytes, model: type[T], *, newest_format: int, name: str) ->
             because=str(error),
             next_step="docs/formats.md lists every key",
         ) from error
+
+
+@functools.lru_cache(maxsize=512)
+def _tables(data: bytes) -> dict[str, Any]:
+    """Return the tables of TOML text, which a command reads several times: the carries of each build spec."""
+    return tomllib.loads(data.decode())
 
 
 def to_builtins(value: Any) -> Any:

@@ -4,24 +4,20 @@ import json
 import os
 import platform
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
 from bisect_kit import commit, harmless
 from cluster_kit import Host, card
-from rehearsal_kit import stage
 from ssh_kit import fault_file, served_release, torch_wheel, write_recipe
 from test_cli_bisect import culprits
-from world import World, wait_until
+from world import World
 
 from sparkwright.base.digests import sha256_bytes
-from sparkwright.base.errors import BisectionError, ClusterError, ConfigError
+from sparkwright.base.errors import ClusterError, ConfigError
 
 pytest_plugins = "cluster_fixtures"
 MACHINE = platform.machine()
-METRIC = "metric decode-tok-s@1 --worse-by 5%"
-TIMED = {"speed": 4, "requests": 3, "tokens": 24}
 
 
 @pytest.fixture
@@ -59,10 +55,8 @@ def plant(world: World, fault: str, *, alone: bool = False) -> None:
     commit(world, "bad")
 
 
-def words(
-    world: World, judge: str = "verify coherence", host: Host | None = None, **recipe
-) -> tuple[str, ...]:
-    path = write_recipe(world.folder / "recipe.toml", **recipe)
+def words(world: World, judge: str = "verify coherence", host: Host | None = None) -> tuple[str, ...]:
+    path = write_recipe(world.folder / "recipe.toml")
     return (
         "bisect", "HEAD~1", "HEAD", "--judge", judge, f"--recipe={path}",
         f"--platform={MACHINE}", "--deterministic", "--json",
@@ -94,24 +88,6 @@ def test_a_carry_is_named_by_what_is_served_on_another_machine(reachable: World,
     assert not host.workers()
 
 
-@pytest.mark.slow
-@pytest.mark.walk  # as a killed search of commands, in test_cli_bisect_stopped.py, and a killed machine
-def test_a_killed_search_leaves_nothing_there_and_goes_on(reachable: World, host: Host) -> None:
-    plant(reachable, "repeated-token", alone=True)
-    child = reachable.start(*words(reachable, host=host))
-    (journal,) = wait_until(
-        lambda: list((reachable.root / ".sparkwright" / "bisect").glob("*/journal.jsonl")), patience_s=60
-    )
-    wait_until(lambda: b'"evaluation"' in journal.read_bytes() and host.workers(), patience_s=120)
-    before = journal.read_text()
-    os.killpg(child.pid, signal.SIGKILL)
-    child.communicate(timeout=60)
-    wait_until(lambda: not host.workers(), patience_s=60)
-    ran = reachable.good(*words(reachable, host=host))
-    assert culprits(ran) == ["culprit:added"]
-    assert journal.read_text().startswith(before)
-
-
 def test_a_machine_that_is_gone_stops_the_search_without_a_verdict(reachable: World) -> None:
     plant(reachable, "repeated-token")
     ran = reachable.call(*words(reachable), "--cluster=ssh://127.0.0.1:1")
@@ -127,40 +103,6 @@ def test_a_wheel_that_cannot_be_served_is_untestable(reachable: World) -> None:
     ran = reachable.call(*words(reachable, "verify boot"), "--try=culprit:added")
     assert (ran.status, ran.json["verdict"]) == (1, "bad")
     assert "gone_#" in ran.json["signature"]
-
-
-@pytest.mark.slow
-@pytest.mark.walk  # forty starts; test_search_metric.py plants the same in figures
-def test_a_slowdown_of_5_percent_is_named(reachable: World) -> None:
-    plant(reachable, "slow=1.08", alone=True)
-    ran = reachable.good(*words(reachable, METRIC, **TIMED))
-    assert culprits(ran) == ["culprit:added"]
-    values = [step["evaluation"]["value"] for step in ran.json["steps"] if step["verdict"] == "bad"]
-    assert values
-    assert all(0.88 < value < 0.97 for value in values)
-
-
-@pytest.mark.walk  # as of measured values, in test_search_metric.py and test_search_planted.py
-def test_a_healthy_pair_names_no_culprit(reachable: World) -> None:
-    plant(reachable, "slow=1", alone=True)
-    ran = reachable.call(*words(reachable, METRIC, **TIMED))
-    assert ran.status == BisectionError.exit_code
-
-
-@pytest.mark.slow
-@pytest.mark.walk  # test_cli_rehearse.py has the checks, the tests above the search
-def test_a_check_of_a_rehearsal_is_a_judge(world: World) -> None:
-    world.list_carries([])
-    shutil.rmtree(world.root / "carries")
-    stage(world)
-    harmless(world, 0)
-    commit(world, "good")
-    world.carry("spoil", {"vllm/fault.py": "FAULT = 'stale-cache'\n"})
-    commit(world, "bad")
-    ran = world.good("bisect", "HEAD~1", "HEAD", "--judge", "verify prefix", "--deterministic", "--json")
-    assert culprits(ran) == ["spoil:added"]
-    found = json.loads(Path(ran.json["steps"][0]["evaluation"]["evidence"]).with_suffix(".json").read_text())
-    assert found["checks"][0]["name"] == "prefix"
 
 
 @pytest.mark.parametrize(

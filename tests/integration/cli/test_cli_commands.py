@@ -21,6 +21,7 @@ from sparkwright.lock.model import read_lock
 class TestAudit:
     @pytest.fixture
     def wheel(self, world: World) -> Path:
+        world.record_proofs()
         world.good("wheel")
         return world.wheels[0]
 
@@ -72,7 +73,9 @@ class TestAudit:
         assert (ran.status, verdicts["provenance-agrees"]["verdict"]) == (50, "fail")
         assert "carries.json: carries.clamp.title" in verdicts["provenance-agrees"]["detail"]
 
-    def test_proofs_that_are_only_in_another_store(self, world: World, wheel: Path) -> None:
+    def test_proofs_that_are_only_in_another_store(self, world: World) -> None:
+        world.good("wheel")
+        (wheel,) = world.wheels
         world.new_store("another")
         ran = world.call("audit", wheel, "--json")
         (report,) = ran.json
@@ -130,6 +133,7 @@ class TestPublish:
         assert (ran.status, ran.json["error"]["kind"]) == (50, "PublishError")
 
     def test_a_folder_with_wheels(self, world: World) -> None:
+        world.record_proofs()
         world.good("wheel")
         shutil.rmtree(world.dist / "simple")
         told = world.good("publish", "--json").json
@@ -159,6 +163,7 @@ class TestStatus:
         assert "torch 2.11.0" in ran.out
 
     def test_a_proof_that_no_longer_holds(self, world: World) -> None:
+        world.record_proofs()
         world.good("wheel")
         probe = world.root / "carries" / "clamp" / "probe.py"
         probe.write_text(probe.read_text() + "# again\n")

@@ -51,9 +51,6 @@ def folder(path: Path) -> None:
     path.mkdir()
 
 
-DAMAGE = pytest.mark.parametrize("damage", [empty, cut, flip, folder])
-
-
 def stored(world: World, kind: str) -> Path:
     """A file of the store: our wheel, or upstream's wheel or sdist."""
     lock = world.release.lock
@@ -76,7 +73,7 @@ def requires(world: World, digest: str, ran: Ran) -> None:
     assert (world.dist / "simple/vllm/index.html").read_text().count(f"#sha256={digest}") == 1
 
 
-@DAMAGE
+@pytest.mark.parametrize("damage", [empty, cut, flip, folder])
 def test_a_damaged_finished_wheel_is_not_delivered_but_made_again(
     world: World, damage: Callable[[Path], None]
 ) -> None:
@@ -87,7 +84,7 @@ def test_a_damaged_finished_wheel_is_not_delivered_but_made_again(
     world.good("store", "verify")
 
 
-@DAMAGE
+@pytest.mark.parametrize("damage", [cut, flip])
 def test_upstreams_damaged_wheel_is_fetched_again(world: World, damage: Callable[[Path], None]) -> None:
     digest = made(world)
     remove_tree(world.dist)
@@ -99,7 +96,7 @@ def test_upstreams_damaged_wheel_is_fetched_again(world: World, damage: Callable
     world.good("store", "verify")
 
 
-@DAMAGE
+@pytest.mark.parametrize("damage", [cut, flip])
 def test_a_damaged_sdist_is_fetched_again(world: World, damage: Callable[[Path], None]) -> None:
     digest = made(world)
     for place in ("git", "records"):
@@ -129,7 +126,7 @@ def test_a_wheel_whose_times_alone_changed_is_read_and_stays(world: World) -> No
     assert world.wheels[0].stat().st_ino == before.st_ino
 
 
-@pytest.mark.parametrize("content", [b"{}", b"[]", b"", b'{"sha256": 1}', b'{"sha256": "../../x"}', None])
+@pytest.mark.parametrize("content", [b"{}", b'{"sha256": "../../x"}', None])
 def test_malformed_records_count_as_missing(world: World, content: bytes | None) -> None:
     """Of every kind at once, and for one content of each alone; `None` is a folder in a record's place."""
     for path in world.root.glob("carries/*/proofs/*.json"):
@@ -240,7 +237,7 @@ def test_the_repository_is_not_begun_again_under_other_runs(world: World, comman
     requires(world, digest, world.good("wheel", "--json"))
 
 
-@pytest.mark.parametrize("damage", SEEN)
+@pytest.mark.parametrize("damage", [object_emptied, pack_flipped, objects_folder_gone])
 def test_verify_reports_unsound_git_objects_and_removes_them(
     world: World, damage: Callable[[World], None]
 ) -> None:

@@ -177,6 +177,7 @@ class TestPlan:
         assert states["pristine tree"] == states["upstream's wheel"] == "to do"
         assert set(states.values()) == {"to do", "waits"}
 
+    @pytest.mark.usefixtures("proved")
     def test_right_after_the_wheel_all_is_there(self, world: World) -> None:
         world.good("wheel")
         before = world.listing()
@@ -197,6 +198,7 @@ class TestPlan:
         steps = world.steps()
         assert (steps["prove align"], steps["prove clamp"]) == ("found", "made")
 
+    @pytest.mark.usefixtures("proved")
     def test_an_edit_of_prose_changes_nothing(self, world: World) -> None:
         world.good("wheel")
         path = world.root / "carries" / "clamp" / "carry.toml"
@@ -209,6 +211,7 @@ class TestPlan:
         assert out.splitlines()[0].endswith("for x86_64, upstream's kernels")
         assert "pristine tree" in out
 
+    @pytest.mark.usefixtures("proved")
     def test_history_makes_a_merge_of_its_own(self, world: World) -> None:
         """A tree from a repository with history may absorb more than the same tree without."""
         from upstream_kit import commit_all, git, write_files

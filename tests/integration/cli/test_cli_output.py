@@ -179,6 +179,7 @@ def test_the_event_log_is_json_lines(world: World) -> None:
     assert {"step.made", "merge.outcome", "probe.judged", "process.ended", "wheel.assembled"} <= kinds
 
 
+@pytest.mark.usefixtures("proved")
 class TestQuiet:
     def test_the_result_only(self, world: World) -> None:
         ran = world.good("wheel", "--quiet")
@@ -216,6 +217,7 @@ def on_a_terminal(world: World, *words: str, **environment: str) -> tuple[int, s
     return child.returncode, shown.decode()
 
 
+@pytest.mark.usefixtures("proved")
 class TestTerminal:
     COLOUR = "\x1b[3"
 

@@ -43,7 +43,7 @@ def rehearse(world: World, *words: str | Path) -> tuple[int, dict[str, object]]:
 
 class TestVerdicts:
     def test_a_healthy_merge_passes_every_check(self, staged: World, tmp_path: Path) -> None:
-        checks = "boot,coherence,crash,prefix,parity"
+        checks = "boot,prefix,parity"
         ran = staged.good("rehearse", "--json", "--checks", checks, "--out", tmp_path / "out")
         result = ran.json
         assert verdicts(result) == dict.fromkeys(checks.split(","), "passed")
@@ -90,15 +90,6 @@ class TestVerdicts:
 
 
 class TestReleases:
-    def test_an_older_wheel_stands_in_and_the_result_says_so(self, staged: World) -> None:
-        staged.offer(rehearsed("1.3.0"))
-        staged.offer(rehearsed("1.4.0"))
-        name, data = cpu_wheel(rehearsed("1.3.0"))
-        staged.index.add(name, data)
-        status, result = rehearse(staged, *QUICK, "--onto", "1.4.0")
-        assert (status, result["version"], result["exact"]) == (0, "1.3.0", False)
-        assert any("1.4.0" in text and "1.3.0" in text for text in result["statements"])
-
     def test_an_older_wheel_serves_the_revisions_of_the_release_that_was_wanted(self, staged: World) -> None:
         written = staged.carry("faulty", {"vllm/fault.py": "FAULT = 'does-not-start'\n"})
         assert rehearse(staged, *QUICK)[0] == VerdictError.exit_code
@@ -113,6 +104,7 @@ class TestReleases:
         shutil.rmtree(healthy)
         status, result = rehearse(staged, *QUICK)
         assert (status, result["version"], result["exact"]) == (0, "1.2.0", False)
+        assert any("1.3.0" in text and "1.2.0" in text for text in result["statements"])
 
     def test_a_recorded_wheel_serves_without_a_network_and_may_not_change(self, staged: World) -> None:
         staged.offer(rehearsed("1.3.0"))
@@ -164,7 +156,7 @@ class TestRefusals:
 class TestResuming:
     def test_killed_it_leaves_no_server_and_goes_on(self, staged: World, tmp_path: Path) -> None:
         journal = tmp_path / "out" / "plain" / "journal.jsonl"
-        child = staged.start("rehearse", "--checks", "boot,coherence,prefix", "--out", tmp_path / "out")
+        child = staged.start("rehearse", *QUICK, "--out", tmp_path / "out")
 
         def measured() -> int:
             text = journal.read_text() if journal.exists() else ""
@@ -178,9 +170,7 @@ class TestResuming:
         _, alive = psutil.wait_procs(servers, timeout=60)
         assert not alive
         before = measured()
-        result = staged.good(
-            "rehearse", "--json", "--checks", "boot,coherence,prefix", "--out", tmp_path / "out"
-        )
+        result = staged.good("rehearse", "--json", *QUICK, "--out", tmp_path / "out")
         assert result.json["verdict"] == "passed"
         cells = [line for line in journal.read_text().splitlines() if '"kind":"cell"' in line]
         assert len(cells) == len({json.loads(line)["id"] for line in cells})

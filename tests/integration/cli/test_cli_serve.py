@@ -87,18 +87,6 @@ def test_it_answers_reports_and_leaves_nothing(staged: World, serving: Any, tmp_
     assert list((staged.store.home / "serve" / "caches").iterdir()) == caches, "a second start reuses them"
 
 
-@pytest.mark.walk  # as a key from a file, above, and as the plan with the key of the shell, below
-def test_the_key_of_the_shell_is_the_servers(serving: Any) -> None:
-    this = serving("--no-warm-up", VLLM_API_KEY=SECRET)
-    ready = this.wait_for("serve.ready")
-    assert this.chat(ready["url"], "Hello", SECRET)["content"]
-    assert SECRET not in this.command_lines()
-    this.child.send_signal(signal.SIGTERM)
-    status, errors = this.end()
-    assert status == 0, errors
-    assert SECRET not in all_files(Path(ready["log"]).parent) + this.out.read_text() + errors
-
-
 def test_a_server_that_ends_by_itself_is_an_error_of_its_own(staged: World, serving: Any) -> None:
     this = serving("--no-warm-up")
     this.wait_for("serve.ready")
@@ -111,19 +99,6 @@ def test_a_server_that_ends_by_itself_is_an_error_of_its_own(staged: World, serv
     assert "ended by itself" in errors
     assert "(engine-died)" in errors
     assert list((staged.store.home / "serve" / "runs").glob("*/incident-1/incident.json"))
-
-
-@pytest.mark.walk  # as unwatched, above, and as engines in test_serve_watch.py
-def test_watched_it_ends_over_an_engine_that_ended(serving: Any, tmp_path: Path) -> None:
-    this = serving("--no-warm-up", "--watch", "--api-key-file", key_file(tmp_path))
-    ready = this.wait_for("serve.ready")
-    this.wait_for("serve.watch", verdict="healthy")
-    assert this.chat(ready["url"], "Hello", SECRET)["content"]
-    (engine,) = (one for one in this.family if any("child.py" in word for word in one.cmdline()))
-    os.kill(engine.pid, signal.SIGKILL)
-    status, errors = this.end()
-    assert status == ServerEndedError.exit_code, "by which systemd and Docker start it again"
-    assert SECRET not in all_files(Path(ready["log"]).parent) + errors
 
 
 def test_killed_it_leaves_no_engine(serving: Any) -> None:

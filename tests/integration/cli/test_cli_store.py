@@ -42,6 +42,7 @@ class TestList:
         assert [kind["kind"] for kind in kinds] == ["logs"]
 
 
+@pytest.mark.usefixtures("proved")
 class TestVerify:
     def test_a_sound_store(self, world: World) -> None:
         world.good("wheel")
@@ -91,6 +92,7 @@ class TestPrune:
         world.good("wheel")
         assert world.wheels[0].read_bytes() == before
 
+    @pytest.mark.usefixtures("proved")
     def test_only_what_is_old_goes(self, world: World) -> None:
         world.good("wheel")
         old = world.store.file_path(world.release.lock.sdist.sha256)

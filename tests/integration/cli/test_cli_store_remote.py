@@ -86,6 +86,7 @@ class TestTwoMachines:
         assert server.requests == []
 
 
+@pytest.mark.usefixtures("proved")
 class TestWithoutAServer:
     def test_a_build_goes_on(self, world: World) -> None:
         ran = world.good("wheel", "--json", "--store", f"http://127.0.0.1:{free_port()}")
@@ -157,6 +158,7 @@ class TestCommands:
         assert world.call("wheel", "--store", url).status == 10
 
 
+@pytest.mark.usefixtures("proved")
 class TestCredentials:
     @pytest.fixture
     def guarded(self, tmp_path: Path) -> Iterator[str]:

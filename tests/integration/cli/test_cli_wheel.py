@@ -83,6 +83,7 @@ def test_again_is_all_from_the_store(world: World) -> None:
     assert ran.json["sha256"] == digest
 
 
+@pytest.mark.usefixtures("proved")
 def test_one_step_that_is_gone_is_made_again_alone(world: World) -> None:
     world.good("wheel")
     digest = sha256(world.wheels[0])
@@ -99,6 +100,7 @@ def test_one_step_that_is_gone_is_made_again_alone(world: World) -> None:
     assert page.read_bytes() == whole
 
 
+@pytest.mark.usefixtures("proved")
 def test_the_other_platform_shares_all_but_the_wheel(world: World) -> None:
     world.good("wheel")
     world.good("wheel", "--platform", "x86_64")
@@ -126,6 +128,7 @@ def test_two_machines_give_the_same_bytes(world: World, umask: int, environment:
     assert {wheel.name: sha256(wheel) for wheel in world.wheels} == digests
 
 
+@pytest.mark.usefixtures("proved")
 def test_an_edited_title_gives_the_same_bytes_on_a_warm_store_and_a_cold_one(world: World) -> None:
     world.good("wheel")
     path = world.root / "carries" / "clamp" / "carry.toml"
@@ -141,7 +144,7 @@ def test_an_edited_title_gives_the_same_bytes_on_a_warm_store_and_a_cold_one(wor
 
 
 def test_proofs_of_another_environment_give_the_same_bytes(world: World) -> None:
-    world.good("carry", "prove")
+    world.record_proofs()
     world.good("wheel")
     (first,) = world.wheels
     digest = sha256(first)
@@ -156,7 +159,7 @@ def test_proofs_of_another_environment_give_the_same_bytes(world: World) -> None
 
 
 def test_the_wheel_says_what_it_is_made_of(world: World) -> None:
-    world.good("carry", "prove")
+    world.record_proofs()
     summary = world.good("wheel", "--json").json
     point = ours(world, "sparkwright/point.json")
     assert point["version"] == summary["version"] == f"1.2.0+spark.0.{summary['point'][:8]}"
@@ -189,7 +192,7 @@ class TestRecordedProofs:
     @pytest.fixture
     def proved(self, world: World) -> World:
         """A checkout with recorded proofs, and a machine that has never run a probe."""
-        world.good("carry", "prove")
+        world.record_proofs()
         world.new_store("fresh", probes=False)
         return world
 

@@ -12,7 +12,7 @@ from cluster_kit import Host, card, cluster
 from http_index import RunningIndex
 from ssh_kit import fault_file, served_release, torch_wheel, write_recipe
 from wheelkit import sha256
-from world import World, wait_until
+from world import World
 
 from sparkwright.base.errors import ClusterError, ConfigError, VerdictError
 
@@ -73,14 +73,6 @@ def test_a_run_of_another_machine_is_that_of_this_one(
     assert not [process for host in hosts for process in host.workers()]
 
 
-@pytest.mark.walk  # as the wheel with a fault below
-def test_a_fault_is_found_there(world: World, hosts: list[Host], tmp_path: Path) -> None:
-    words = ("--demo", "--checks", "prefix", "--fault", "stale-cache")
-    ran = world.call("verify", *words, "--out", tmp_path / "run", *cluster(hosts[:1]))
-    assert ran.status == VerdictError.exit_code
-    assert ("prefix", "fail") in concluded(tmp_path / "run")
-
-
 def test_a_wheel_is_served_where_a_gb10_is(world: World, hosts: list[Host], tmp_path: Path) -> None:
     card(hosts[0], "9.0")
     card(hosts[1], "12.1")
@@ -108,53 +100,8 @@ def test_no_machine_with_a_gb10_is_refused_before_anything_starts(
     assert not list((hosts[0].folder / "store").glob("files/*/*"))
 
 
-KILL = """
-import threading
-honest = worker.TaskRunner.run
-def killed(*given):
-    threading.Timer(6, lambda: os.kill(os.getpid(), 9)).start()
-    return honest(*given)
-worker.TaskRunner.run = killed
-"""
-
-
-@pytest.mark.walk  # as one that is killed while it compiles, in test_machines.py
-def test_a_machine_that_is_killed_while_it_serves_costs_a_second_try(
-    world: World, hosts: list[Host], tmp_path: Path
-) -> None:
-    hosts[0].install(extra=KILL)
-    world.good(
-        "verify", "--demo", "--checks", "sweep", "--levels", "1,8", "--out", tmp_path / "run", *cluster(hosts)
-    )
-    assert machine_of(tmp_path / "run") == hosts[1].shown
-    wait_until(lambda: not hosts[0].workers())
-
-
 @pytest.mark.parametrize("words", [("--url", "http://127.0.0.1:9"), ("--demo", "--offline")])
 def test_what_another_machine_cannot_verify_is_refused(world: World, words: tuple[str, ...]) -> None:
     ran = world.call("verify", *words, "--cluster", "ssh://nowhere.invalid")
     assert ran.status == ConfigError.exit_code
     assert "cannot be used with --cluster" in ran.err
-
-
-@pytest.mark.walk
-def test_two_wheels_are_compared_where_a_gb10_is(world: World, hosts: list[Host], tmp_path: Path) -> None:
-    """Both go there; only the comparison is made."""
-    card(hosts[0], "12.1")
-    recipe = write_recipe(tmp_path / "recipe.toml")
-    one, other = wheel(tmp_path), wheel(tmp_path, "slow")
-    words = (
-        "--recipe",
-        recipe,
-        "--boots",
-        "2",
-        "--levels",
-        "1",
-        "--unlocked",
-    )
-    run = tmp_path / "run"
-    ran = world.call("verify", "compare", other, one, *words, "--out", run, *cluster(hosts))
-    assert {check for check, _ in concluded(run)} == {"compare"}, ran.said
-    stated = json.loads((run / "verdict.json").read_text())["run"]
-    assert (stated["wheel"]["sha256"], stated["against"]) == (sha256(one), sha256(other))
-    assert machine_of(run) == hosts[0].shown
