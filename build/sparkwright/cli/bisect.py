@@ -15,8 +15,8 @@ from sparkwright.base.text import human_seconds, human_size
 from sparkwright.cli.globals import Command, global_options
 from sparkwright.cli.options import job_options, machines_option
 from sparkwright.cli.result import Part, Result, Table
+from sparkwright.cli.runtime import require_libraries
 from sparkwright.cli.session import WORK, Session, run_in_session
-from sparkwright.cli.verify import require_libraries
 from sparkwright.pipeline.options import BuildOptions, TargetOptions
 from sparkwright.search.changes import AXES
 from sparkwright.search.model import MOST_RUNS, SearchProblem, SearchResult

@@ -12,8 +12,8 @@ from sparkwright.base.errors import NeedsPersonError
 from sparkwright.cli.globals import Command
 from sparkwright.cli.options import job_options
 from sparkwright.cli.result import Part, Result
+from sparkwright.cli.runtime import require_libraries
 from sparkwright.cli.session import WORK, Session, run_in_clone
-from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.verifier import Verifier
 from sparkwright.nightly.deliver import Delivered
 from sparkwright.nightly.model import Judgement, Night

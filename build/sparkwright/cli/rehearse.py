@@ -14,8 +14,8 @@ from sparkwright.base.text import human_size
 from sparkwright.cli.globals import Command
 from sparkwright.cli.options import NAMES, tree_options
 from sparkwright.cli.result import Part, Result, Table
+from sparkwright.cli.runtime import require_libraries
 from sparkwright.cli.session import Session, run_in_session
-from sparkwright.cli.verify import require_libraries
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.options import TargetOptions
 from sparkwright.rehearsal.model import RehearsalResult

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shlex
 from pathlib import Path
 
 import click
 from click.shell_completion import CompletionItem
 
+from sparkwright.base.errors import ToolError
 from sparkwright.cli.globals import takes
 from sparkwright.cli.options import together
 from sparkwright.lock.runtime import beside
+
+_LIBRARIES = {"verify": ("aiohttp", "numpy", "scipy"), "serve": ("aiohttp",)}
 
 
 def complete_recipe(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -69,3 +73,17 @@ def install_command(wheel: Path) -> str:
         return f"sparkwright lock runtime --series {stated_series(wheel)}"
     folder, locked = shlex.quote(str(wheel.parent)), shlex.quote(str(runtime))
     return f"pip install --no-deps --require-hashes --find-links {folder} -r {locked}"
+
+
+def require_libraries(extra: str = "verify") -> None:
+    """Do nothing if the libraries of *extra* are installed, which are those of verification or of serving.
+
+    Raises:
+        ToolError: one is not.
+    """
+    if missing := [name for name in _LIBRARIES[extra] if importlib.util.find_spec(name) is None]:
+        raise ToolError(
+            f"the command needs libraries of the extra {extra!r} that are not installed",
+            because=f"{', '.join(missing)} cannot be imported",
+            next_step=f"install the extra: pip install 'sparkwright[{extra}]', or 'make {extra}' in a clone",
+        )

@@ -19,10 +19,9 @@ from sparkwright.base.events import emit, subscribe, task
 from sparkwright.cli.globals import Command, takes
 from sparkwright.cli.output import events_kept, expect_json
 from sparkwright.cli.result import Result
-from sparkwright.cli.runtime import FORCE, RECIPE, serving_options, wheel_options
+from sparkwright.cli.runtime import FORCE, RECIPE, require_libraries, serving_options, wheel_options
 from sparkwright.cli.serve_show import Lines, Screen, shown_plan
 from sparkwright.cli.terminal import showing_events
-from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.environment import Environment, OfferedWheel
 from sparkwright.engine.offered import NoWheelError, made_here, makeable_series, offered_wheel
 from sparkwright.pipeline.checkout import keeping_series
@@ -41,7 +40,6 @@ if TYPE_CHECKING:
     from sparkwright.serve.peer import Peer
 
 # The extra of this name in pyproject.toml.
-_LIBRARIES = ("aiohttp",)
 _SOURCES = ("wheel", "channel", "python")
 _JSON_S, _TEXT_S = 10.0, 30.0  # between two states
 
@@ -107,7 +105,7 @@ def command(
     RECIPE is a name ('sparkwright recipe list') or a TOML file. The wheel is installed once, with the locked
     runtime of its series. Ctrl-C asks the server to end; a second one kills it.
     """
-    require_libraries(_LIBRARIES, "serve")
+    require_libraries("serve")
     from sparkwright.recipes.recipe import served_recipe
     from sparkwright.serve.caches import caches_of, new_run_folder
     from sparkwright.serve.run import Serving, serve

@@ -20,10 +20,10 @@ from sparkwright.cli.result import Part, Result
 from sparkwright.cli.runtime import (
     FORCE,
     RECIPE,
+    require_libraries,
     serving_options,
     wheel_options,
 )
-from sparkwright.cli.verify import require_libraries
 from sparkwright.engine.environment import OfferedWheel
 from sparkwright.engine.offered import offered_wheel
 from sparkwright.recipes.recipe import PORT, Recipe
@@ -33,7 +33,6 @@ from sparkwright.serve.service.model import ServiceOptions, ServicePlaces, Servi
 from sparkwright.serve.settings import reachable, read_key, shell_key, with_settings
 
 # Of the extra `serve`.
-_LIBRARIES = ("aiohttp",)
 
 
 _SCOPE = click.option(
@@ -80,7 +79,7 @@ def install(
             because="systemd does not run this machine, or this user has no session of it",
             next_step="serve the image by Docker, as docs/service.md says, or 'sparkwright serve'",
         )
-    require_libraries(_LIBRARIES, "serve")
+    require_libraries("serve")
     wheel = _wheel(asked, chosen, asked["channel"], offline=offline)
     known = service.load_record(places) if places.record.exists() else ServiceRecord(options)
     channel = asked["channel"] or known.channel
@@ -176,7 +175,7 @@ def upgrade(*, name: str, previous: bool, offline: bool, **asked: Any) -> Result
     The new environment is made beside the old one, which serves until then. If the new one does not answer a
     request, the old one is started again.
     """
-    require_libraries(_LIBRARIES, "serve")
+    require_libraries("serve")
     from sparkwright.recipes.recipe import served_recipe
 
     places = _places(name, asked)

@@ -14,7 +14,7 @@ from sparkwright.base.config import decode_json, to_builtins
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.globals import Command
 from sparkwright.cli.output import expect_json, print_json
-from sparkwright.cli.verify import require_libraries
+from sparkwright.cli.runtime import require_libraries
 from sparkwright.upstream.releases import Access
 
 Work = Callable[[Access, Any], object]

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from sparkwright.base.errors import ConfigError, SparkwrightError, ToolError, UndecidedError, VerdictError
+from sparkwright.base.errors import ConfigError, SparkwrightError, UndecidedError, VerdictError
 from sparkwright.base.events import emit
 from sparkwright.base.text import human_seconds, human_size
 from sparkwright.cli.globals import Command, takes
@@ -21,6 +21,7 @@ from sparkwright.cli.options import machines_option
 from sparkwright.cli.output import NOT_OURS, events_kept
 from sparkwright.cli.preflight import check_before_verify
 from sparkwright.cli.result import Result, Table
+from sparkwright.cli.runtime import require_libraries
 from sparkwright.cli.terminal import showing_events
 from sparkwright.cli.verify_options import OPTIONS, OUT, PLAN, RESUME, options_of
 from sparkwright.engine.offered import offered_wheel
@@ -35,7 +36,6 @@ _SUBCOMMANDS = {
     "eval": "sparkwright.cli.verify_eval",
 }
 # The extra of this name in pyproject.toml.
-_LIBRARIES = ("aiohttp", "numpy", "scipy")
 
 
 class _VerifyCommand(Command):
@@ -188,20 +188,6 @@ def _series(asked: dict[str, Any]) -> tuple[str, ...]:
     from sparkwright.recipes.recipe import load_recipe
 
     return load_recipe(asked["recipe"]).series if asked["recipe"] else ()
-
-
-def require_libraries(names: Collection[str] = _LIBRARIES, extra: str = "verify") -> None:
-    """Do nothing if the libraries of *extra* are installed, by default those of verification.
-
-    Raises:
-        ToolError: one is not.
-    """
-    if missing := [name for name in names if importlib.util.find_spec(name) is None]:
-        raise ToolError(
-            f"the command needs libraries of the extra {extra!r} that are not installed",
-            because=f"{', '.join(missing)} cannot be imported",
-            next_step=f"install the extra: pip install 'sparkwright[{extra}]', or 'make {extra}' in a clone",
-        )
 
 
 def recorded_options(context: click.Context, folder: Path, asked: dict[str, Any], key: str) -> VerifyOptions:

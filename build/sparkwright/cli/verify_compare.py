@@ -15,6 +15,7 @@ from sparkwright.cli.globals import Command, takes
 from sparkwright.cli.options import NUMBERS, machines_option
 from sparkwright.cli.output import crashes_kept
 from sparkwright.cli.result import Result
+from sparkwright.cli.runtime import require_libraries
 from sparkwright.cli.terminal import showing_events
 from sparkwright.cli.verify_options import (
     DEFAULT_RECIPE,
@@ -104,7 +105,6 @@ def command(
         execute,
         recorded_options,
         refuse_stated,
-        require_libraries,
         shown,
         shown_plan,
     )

@@ -48,7 +48,8 @@ def command(
     Tasks that generate text are supported. With --before, a task that lost surely more questions than it won
     fails.
     """
-    from sparkwright.cli.verify import evidence_folder, require_libraries, shown
+    from sparkwright.cli.runtime import require_libraries
+    from sparkwright.cli.verify import evidence_folder, shown
 
     require_libraries()
     from sparkwright.engine.client.endpoint import Endpoint, check_endpoint, open_session
