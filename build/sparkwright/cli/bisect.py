@@ -9,9 +9,9 @@ from typing import Any
 import click
 
 from sparkwright.base.config import to_builtins
-from sparkwright.base.digests import digest_of, sha256_file
+from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import BisectionError
-from sparkwright.base.text import human_seconds, human_size
+from sparkwright.base.text import human_seconds
 from sparkwright.cli.globals import Command, global_options
 from sparkwright.cli.options import job_options, machines_option
 from sparkwright.cli.result import Part, Result, Table
@@ -21,7 +21,6 @@ from sparkwright.pipeline.options import BuildOptions, TargetOptions
 from sparkwright.search.changes import AXES
 from sparkwright.search.model import MOST_RUNS, SearchProblem, SearchResult
 from sparkwright.search.setup import Search, SearchOptions
-from sparkwright.store import write_atomically
 
 _EXIT = {"good": 0, "bad": 1}
 _UNTESTABLE = 125
@@ -199,11 +198,9 @@ def _replay(session: Session, identity: str = "") -> Result:
 
 
 def _finished(folder: Path, problem: SearchProblem, result: SearchResult) -> Result:
-    """Write the report, and return the answer; a range or a set is called no culprit."""
-    from sparkwright.search.report import headline, render_markdown
+    """Return the answer; a range or a set is called no culprit."""
+    from sparkwright.search.model import headline
 
-    report = folder / "report.md"
-    write_atomically(report, render_markdown(problem, result).encode())
     failure = None
     if result.confidence is None:
         failure = BisectionError(
@@ -211,7 +208,7 @@ def _finished(folder: Path, problem: SearchProblem, result: SearchResult) -> Res
             because="what lies between them could not be judged"
             if result.kind == "range"
             else "they could not be separated",
-            next_step=f"read {report}, which says why, for each candidate",
+            next_step=f"sparkwright bisect status {folder.name} --json says why, for each candidate",
         )
     titles = {change.id: change.title for change in problem.changes}
     seconds = sum(step.evaluation.seconds for step in result.steps)
@@ -224,7 +221,7 @@ def _finished(folder: Path, problem: SearchProblem, result: SearchResult) -> Res
             headline(problem, result),
             *(f"  {name}: {titles[name]}" for name in result.changes),
             f"{evaluations} in {human_seconds(seconds)}, {unclear}",
-            ("wrote", f"{report} ({human_size(report.stat().st_size)}, sha256 {sha256_file(report)})"),
+            ("journal", str(folder)),
             *(("check", check) for check in result.check),
             ("next", result.check[0] if result.check else f"sparkwright bisect status {folder.name}"),
         ],

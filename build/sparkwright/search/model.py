@@ -9,7 +9,9 @@ from typing import Literal, Protocol
 import msgspec
 
 from sparkwright.base.config import Model
+from sparkwright.base.text import clean
 
+_NAMED = 3  # changes at most that a headline names
 CONFIDENCE, MOST_RUNS = 0.95, 64
 """Of an answer at which a search ends, and of repetitions of one candidate, unless others are given."""
 
@@ -193,3 +195,16 @@ class CandidateJudge(Protocol):
         Raises:
             UntestableError: it cannot be made or judged.
         """
+
+
+def headline(problem: SearchProblem, result: SearchResult) -> str:
+    """Return the answer as one sentence."""
+    named = [change for change in problem.changes if change.id in result.changes]
+    few = len(named) <= _NAMED
+    names = " and ".join(change.title for change in named) if few else f"{len(named)} changes"
+    effect = f"{problem.direction} it"
+    if result.kind == "range":
+        return clean(f"One of {len(named)} upstream changes {effect}: {named[0].title} to {named[-1].title}")
+    if result.kind == "set":
+        return clean(f"What {effect} could not be separated: {names}")
+    return clean(f"{names} {'together ' if result.kind == 'interaction' else ''}{effect}")

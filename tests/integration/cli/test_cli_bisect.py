@@ -62,8 +62,7 @@ def test_a_carry_between_two_commits_is_named(patched: World) -> None:
     assert culprits(ran) == ["doubled:added"]
     after = {path: time for path, time in files_below(patched.root).items() if not path.startswith(".")}
     assert after == before, "the work tree is as it was"
-    folder = Path(ran.json["folder"])
-    assert {"report.md", "journal.jsonl"} <= {path.name for path in folder.iterdir()}
+    assert (Path(ran.json["folder"]) / "journal.jsonl").is_file()
 
 
 def test_the_same_command_again_judges_nothing(patched: World) -> None:
