@@ -248,7 +248,7 @@ def task(*needs: str, mib: int = 1) -> Task:
     [("12.1", {"gpu", "gb10"}), ("9.0", {"gpu"}), ("", set()), ("[N/A]", set())],
 )
 def test_a_machine_offers_its_card(monkeypatch: pytest.MonkeyPatch, card: str, expected: set[str]) -> None:
-    monkeypatch.setattr("sparkwright.base.card.card_capability", lambda: card)
+    monkeypatch.setattr(worker_command, "card_capability", lambda: card)
     assert set(worker_command._offers()) == expected
 
 

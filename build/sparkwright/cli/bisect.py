@@ -10,17 +10,19 @@ import click
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
-from sparkwright.base.errors import BisectionError
+from sparkwright.base.errors import BisectionError, unknown_name
 from sparkwright.base.text import human_seconds
 from sparkwright.cli.globals import Command, global_options
-from sparkwright.cli.options import job_options, machines_option
+from sparkwright.cli.options import job_options, machines_option, require_libraries
 from sparkwright.cli.result import Part, Result, Table
-from sparkwright.cli.runtime import require_libraries
 from sparkwright.cli.session import WORK, Session, run_in_session
 from sparkwright.pipeline.options import BuildOptions, TargetOptions
 from sparkwright.search.changes import AXES
-from sparkwright.search.model import MOST_RUNS, SearchProblem, SearchResult
-from sparkwright.search.setup import Search, SearchOptions
+from sparkwright.search.engine import bisect, evaluate, status
+from sparkwright.search.model import MOST_RUNS, SearchProblem, SearchResult, headline
+from sparkwright.search.setup import Search, SearchOptions, open_search
+from sparkwright.search.subsets import Changes
+from sparkwright.verify.verifier import VERIFIER
 
 _EXIT = {"good": 0, "bad": 1}
 _UNTESTABLE = 125
@@ -77,10 +79,6 @@ def command(
     'bisect status ID' derives the result of a bisection again from its journal, or says how far it is.
     The same command again resumes one that was stopped.
     """
-    from sparkwright.search.engine import bisect
-    from sparkwright.search.setup import open_search
-    from sparkwright.verify.verifier import VERIFIER
-
     if words[:1] == ("status",):
         return _replay(session, *words[1:2])
     attempted, listing = arguments.pop("attempted"), arguments.pop("listing")
@@ -135,8 +133,6 @@ def _folder(session: Session, problem: SearchProblem) -> Path:
 
 def _known(session: Session, identity: str) -> Path:
     """Return the folder of the bisection whose id begins with *identity*."""
-    from sparkwright.base.errors import unknown_name
-
     known = sorted(path.name for path in _root(session).glob("*") if path.is_dir())
     found = [name for name in known if name.startswith(identity)]
     if len(found) != 1:
@@ -155,10 +151,6 @@ def _list(search: Search) -> Result:
 
 def _try(session: Session, search: Search, attempted: str) -> Result:
     """Judge one candidate, with the exit status of a command that ``git bisect run`` takes."""
-    from sparkwright.base.errors import unknown_name
-    from sparkwright.search.engine import evaluate
-    from sparkwright.search.subsets import Changes
-
     known = [change.id for change in search.problem.changes]
     chosen = [name for name in attempted.split(",") if name]
     for name in chosen:
@@ -182,8 +174,6 @@ def _try(session: Session, search: Search, attempted: str) -> Result:
 
 def _replay(session: Session, identity: str = "") -> Result:
     """Derive a result again from its journal, and judge nothing."""
-    from sparkwright.search.engine import status
-
     folder = _known(session, identity)
     state = status(folder)
     if state.refused is not None:
@@ -199,8 +189,6 @@ def _replay(session: Session, identity: str = "") -> Result:
 
 def _finished(folder: Path, problem: SearchProblem, result: SearchResult) -> Result:
     """Return the answer; a range or a set is called no culprit."""
-    from sparkwright.search.model import headline
-
     failure = None
     if result.confidence is None:
         failure = BisectionError(

@@ -8,20 +8,27 @@ from pathlib import Path
 import click
 
 from sparkwright.base.config import to_builtins
-from sparkwright.base.errors import ConfigError, NotInStoreError, PatchError
+from sparkwright.base.errors import ConfigError, NotInStoreError, PatchError, unknown_name
 from sparkwright.base.events import warn
-from sparkwright.carries import Carry, PullRequest
-from sparkwright.carries.pull import ResolvedPull
+from sparkwright.carries import Carry, PullRequest, load_carries, parse_patch
+from sparkwright.carries.edited import diff_folder, write_tree
+from sparkwright.carries.files import Draft, add_revision, create_own, create_pull, repin
+from sparkwright.carries.patchset import with_carry
+from sparkwright.carries.pull import ResolvedPull, parse_pull, resolve_pull
 from sparkwright.cli.carry_prove import prove
 from sparkwright.cli.globals import Group
 from sparkwright.cli.options import source_options
 from sparkwright.cli.result import Part, Result
 from sparkwright.cli.session import Session, run_in_clone, run_in_session
+from sparkwright.git import open_repository
 from sparkwright.merge.absorb import CarryChange
-from sparkwright.merge.refresh import CarryEditor
+from sparkwright.merge.prepare import prepare, pull_change
+from sparkwright.merge.refresh import CarryEditor, require_editable
+from sparkwright.merge.shipped import idle, unshippable
+from sparkwright.merge.sources import source_change
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.options import TargetOptions
-from sparkwright.store import write_atomically
+from sparkwright.store import remove_tree, write_atomically
 
 _SHOWN = 30
 _CONTEXT = 3
@@ -36,8 +43,6 @@ command.add_command(prove)
 
 
 def _find(session: Session, name: str) -> Carry:
-    from sparkwright.base.errors import unknown_name
-    from sparkwright.carries import load_carries
 
     known = load_carries(session.checkout.carries)
     if name not in known:
@@ -83,10 +88,6 @@ def new(
     'sparkwright carry edit' writes a tree to edit. The carry gets the skeleton of a probe, which fails until
     it is written.
     """
-    from sparkwright.carries.edited import diff_folder
-    from sparkwright.carries.files import Draft, create_own
-    from sparkwright.carries.patchset import with_carry
-
     patchset = session.checkout.patchset_path(target.patchset)
     spec = session.checkout.build_spec(target.patchset) if add else None
     if (pull is None) == (folder is None):
@@ -122,12 +123,6 @@ def _new_pull(
     session: Session, pull: str, *, name: str, base: str, title: str, why: str
 ) -> tuple[Carry, list[Part]]:
     """Pin a pull request; return also the commits and files that come with it."""
-    from sparkwright.carries.files import Draft, create_pull
-    from sparkwright.carries.pull import parse_pull, resolve_pull
-    from sparkwright.git import open_repository
-    from sparkwright.merge.prepare import pull_change
-    from sparkwright.merge.shipped import idle, unshippable
-
     named, pinned = parse_pull(pull), session.checkout.lock.release.git
     session.require_network(f"pull request {named.number}")
     given, own = (one.removesuffix("/").removesuffix(".git") for one in (named.repository, pinned))
@@ -168,7 +163,6 @@ def _files(paths: Iterable[str]) -> Iterator[Part]:
 
 
 def _changed(patch: bytes) -> Iterator[Part]:
-    from sparkwright.carries import parse_patch
 
     return _files(file.path for file in parse_patch(patch, name="the change").files)
 
@@ -200,9 +194,6 @@ def _change(job: Job, carry: Carry) -> CarryChange:
         PatchError: its base cannot be fetched, or the patch does not fit it.
         NotInStoreError: the store lacks the dependency's source that it changes.
     """
-    from sparkwright.merge.prepare import prepare
-    from sparkwright.merge.sources import source_change
-
     lock = job.spec.lock
     if carry.spec.source is not None:
         tree = job.source_tree(carry.spec.source)
@@ -248,8 +239,6 @@ def _spec(carry: Carry) -> Iterator[str]:
 @run_in_clone
 def edit(session: Session, *, folder: Path, name: str | None, target: TargetOptions) -> Result:
     """Write the pinned tree into FOLDER, to edit it there."""
-    from sparkwright.carries.edited import write_tree
-
     job = session.job(target)
     tree = job.pristine.tree
     if name is not None:
@@ -272,7 +261,6 @@ def edit(session: Session, *, folder: Path, name: str | None, target: TargetOpti
 
 
 def _editor(job: Job) -> CarryEditor:
-    from sparkwright.merge.refresh import CarryEditor
 
     return CarryEditor(
         repository=job.repository,
@@ -302,8 +290,6 @@ def refresh(session: Session, *, name: str, folder: Path | None, target: TargetO
 
 
 def _refresh_pull(session: Session, carry: Carry, before: PullRequest) -> Result:
-    from sparkwright.carries.files import repin
-    from sparkwright.carries.pull import resolve_pull
 
     session.require_network(f"the head of pull request {before.number}")
     found = resolve_pull(session.store, before.repository, before.number, branch=before.branch)
@@ -323,10 +309,6 @@ def _refresh_pull(session: Session, carry: Carry, before: PullRequest) -> Result
 
 
 def _refresh_own(session: Session, job: Job, carry: Carry, folder: Path | None) -> Result:
-    from sparkwright.carries.edited import diff_folder
-    from sparkwright.carries.files import add_revision
-    from sparkwright.merge.refresh import require_editable
-    from sparkwright.store import remove_tree
 
     lock = job.spec.lock
     require_editable(carry, lock.release.version)

@@ -3,26 +3,43 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from platform import machine
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import click
 
+from sparkwright.base.config import to_builtins
+from sparkwright.base.digests import sha256_bytes, sha256_file
+from sparkwright.base.errors import UnknownNameError
 from sparkwright.base.text import human_size
-from sparkwright.cli.channel_key import key
 from sparkwright.cli.globals import Group
 from sparkwright.cli.options import reading_options, together
 from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_read_only
 from sparkwright.publish import dist_folder
-from sparkwright.publish.channel import ChannelState
-from sparkwright.publish.policy import ChannelPolicy
+from sparkwright.publish.channel import ChannelState, channel_names, require_channel_name
+from sparkwright.publish.channel import history as history_of
+from sparkwright.publish.evidence import FOLDER, gather
+from sparkwright.publish.folder_target import FolderTarget
+from sparkwright.publish.keys import ChannelKeys, load_publisher, published_root, rotate_key
+from sparkwright.publish.offer import newest_fitting
+from sparkwright.publish.offer import requirements as requirements_of
+from sparkwright.publish.places import open_mirror, open_target
+from sparkwright.publish.policy import POLICY_FILE, ChannelPolicy, load_policies, load_policy
 from sparkwright.publish.promote import ChannelPublisher
+from sparkwright.publish.prune import Pruner
+from sparkwright.publish.repository import read_unverified
+from sparkwright.publish.roots import ChannelRoot
 from sparkwright.publish.target import Target
-from sparkwright.publish.verification import WheelChoice
+from sparkwright.publish.trust import default_trust, place_of
+from sparkwright.publish.verification import WheelChoice, require_listed, verify_channel
+from sparkwright.store import storing, write_atomically
+from sparkwright.upstream.settings import read_settings
 
 R = TypeVar("R")
 
@@ -49,7 +66,6 @@ def _signing(function: Callable[..., R]) -> Callable[..., R]:
 
     @functools.wraps(function)
     def wrapper(session: Session, *, target: str, adopt: bool, **arguments: Any) -> R:
-        from sparkwright.publish.trust import default_trust
 
         publisher = ChannelPublisher(_open_place(session.checkout.folder, target), default_trust(), adopt)
         return function(session, publisher=publisher, **arguments)
@@ -63,25 +79,17 @@ def _open_place(root: Path, address: str) -> Target:
     Raises:
         ConfigError: it is no address of a target.
     """
-    from sparkwright.publish.places import open_target
-
     return open_target(address or str(dist_folder(root).absolute() / "published"))
 
 
 def _policy_of(session: Session, channel: str) -> ChannelPolicy:
     """Return the policy of *channel* in the checkout; see `load_policy`."""
-    from sparkwright.publish.channel import require_channel_name
-    from sparkwright.publish.policy import POLICY_FILE, load_policy
-
     return load_policy(session.checkout.patchsets / POLICY_FILE, require_channel_name(channel))
 
 
 @click.group("channel", cls=Group)
 def command() -> None:
     """Promote wheels to signed channels, take them back, and verify channels."""
-
-
-command.add_command(key)
 
 
 @command.command("promote")
@@ -93,8 +101,6 @@ def promote(
     session: Session, *, publisher: ChannelPublisher, wheels: tuple[Path, ...], channel: str
 ) -> Result:
     """List each WHEEL in a channel, if it has the evidence that the channel's policy requires."""
-    from sparkwright.publish.evidence import FOLDER, gather
-
     policy, before = _policy_of(session, channel), publisher.read(channel)
     evidence, patchsets = dist_folder(session.checkout.folder).absolute() / FOLDER, session.checkout.patchsets
     found = [gather(wheel.absolute(), channel, policy, evidence, patchsets) for wheel in wheels]
@@ -132,9 +138,6 @@ def renew(session: Session, *, publisher: ChannelPublisher, channel: str) -> Res
 @_signing
 def prune(session: Session, *, publisher: ChannelPublisher) -> Result:
     """Remove wheels and generations that channels keep no longer, by patchsets/channels.toml."""
-    from sparkwright.publish.policy import POLICY_FILE, load_policies
-    from sparkwright.publish.prune import Pruner
-
     report = Pruner(
         publisher, load_policies(session.checkout.patchsets / POLICY_FILE), datetime.now(UTC)
     ).prune()
@@ -156,11 +159,6 @@ def prune(session: Session, *, publisher: ChannelPublisher) -> Result:
 @reading_options
 def show(*, channel: str, history: bool, target: str, offline: bool) -> Result:
     """Show the channels of a target, or the wheels of NAME; every digest is checked, and no signature."""
-    from sparkwright.publish.channel import channel_names, require_channel_name
-    from sparkwright.publish.channel import history as history_of
-    from sparkwright.publish.repository import read_unverified
-    from sparkwright.publish.trust import place_of
-
     del offline
     if history and not channel:
         raise click.UsageError("--history is of one channel: give its NAME.")
@@ -205,18 +203,6 @@ def verify(*, place: str, wheel: Path | None, requirements: Path | None, offline
     Of a folder every wheel is read, of an address the newest.
     Nothing is asked but that place: keys are those of the root that was pinned for it.
     """
-    from platform import machine
-
-    from sparkwright.base.digests import sha256_file
-    from sparkwright.publish.folder_target import FolderTarget
-    from sparkwright.publish.offer import newest_fitting
-    from sparkwright.publish.offer import requirements as requirements_of
-    from sparkwright.publish.places import open_mirror
-    from sparkwright.publish.trust import default_trust
-    from sparkwright.publish.verification import require_listed, verify_channel
-    from sparkwright.store import storing, write_atomically
-    from sparkwright.upstream.settings import read_settings
-
     mirror, channel = open_mirror(place, read_settings(offline=offline))
     chosen: WheelChoice = "none" if wheel else "all" if isinstance(mirror, FolderTarget) else "newest"
     verified = verify_channel(mirror, channel, default_trust(), wheels=chosen)
@@ -249,8 +235,6 @@ def verify(*, place: str, wheel: Path | None, requirements: Path | None, offline
 
 def _changed(publisher: ChannelPublisher, state: ChannelState, *told: Part) -> Result:
     """Return the new generation *state* of a channel, and the next step."""
-    from sparkwright.publish.trust import place_of
-
     place = place_of(publisher.target, state.channel)
     parts = [
         *told,
@@ -268,6 +252,104 @@ def _change(state: ChannelState) -> str:
 
 
 def _described(state: ChannelState) -> dict[str, Any]:
-    from sparkwright.base.config import to_builtins
 
     return {**to_builtins(state), "digest": state.digest}
+
+
+# Keys and roots ------------------------------------------------------------------------------------------
+
+
+@command.group("key")
+def key() -> None:
+    """Show and replace the keys of this machine's channels, and pin the roots of others."""
+
+
+@key.command("show")
+@_NAME
+def show_key(channel: str) -> Result:
+    """Show this machine's key for channel NAME, and its root; both are made on first use."""
+    return _shown_keys(load_publisher(_home(channel, new=True)))
+
+
+@key.command("rotate")
+@_NAME
+@click.option("--revoke", default="", metavar="REASON", help="It may have been stolen; readers see it.")
+@click.option(
+    "--split",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Move the present key to FILE, to be kept offline: it signs roots only, the new one generations.",
+)
+@click.option(
+    "--roots-key",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="The key that --split moved away, where this machine's may not sign roots, or is lost.",
+)
+def rotate(channel: str, *, split: Path | None, **options: Any) -> Result:
+    """Replace this machine's key for channel NAME by a new one, which the present one signs."""
+    if split is not None and any(options.values()):
+        raise click.UsageError("--split excludes --revoke and --roots-key.")
+    keys = rotate_key(_home(channel), split=split, **options)
+    return _shown_keys(
+        keys, ("next", f"sparkwright channel renew {channel}: readers get the new root with it")
+    )
+
+
+@key.command("pin")
+@click.argument("place", metavar="URL|FOLDER")
+@click.option(
+    "--digest",
+    required=True,
+    metavar="SHA256",
+    help="Of the newest root, from another source: its publisher's 'key show' tells it.",
+)
+@reading_options
+def pin(*, place: str, digest: str, offline: bool) -> Result:
+    """Trust the root with that SHA256 for the channel at URL or in FOLDER, such as …/channels/stable.
+
+    It counts at that address alone. What was pinned and seen there before is forgotten.
+    """
+    if not re.fullmatch("[0-9a-fA-F]{64}", digest):
+        raise click.BadParameter("a SHA-256 has 64 hexadecimal digits", param_hint="--digest")
+
+    mirror, channel = open_mirror(place, read_settings(offline=offline))
+    root = default_trust().pin(mirror, channel, digest)
+    told = f"channel {channel}, version {root.version} of {root.written}, for {place}"
+    return Result(_described_root(root), [("pinned", told)])
+
+
+def _home(channel: str, *, new: bool = False) -> Path:
+    """Return the folder of this machine's key for *channel*, which has to exist unless it may be *new*."""
+    home = default_trust().publisher / require_channel_name(channel)
+    if not new and published_root(home) is None:
+        raise UnknownNameError(
+            f"this machine has no key for channel {channel}",
+            next_step=f"sparkwright channel promote WHEEL --to {channel} makes one",
+        )
+    return home
+
+
+def _described_root(root: ChannelRoot) -> dict[str, Any]:
+    return {"channel": root.channel, "version": root.version, "written": root.written}
+
+
+def _shown_keys(keys: ChannelKeys, *more: tuple[str, str]) -> Result:
+
+    root, digest = keys.root, sha256_bytes(keys.root.data)
+    signs = {
+        one: [role for role, of in root.root.roles.items() if one in of.keyids] for one in root.root.keys
+    }
+    rows = [
+        (one, " ".join(roles), "this machine's" if one == keys.id else "") for one, roles in signs.items()
+    ]
+    rows += [(one[:16], "nothing", told) for one, told in root.former.items()]
+    return Result(
+        {**_described_root(root), "key": keys.id, "keys": signs, "former": root.former, "digest": digest},
+        [
+            ("channel", root.channel),
+            ("root", f"version {root.version} of {root.written}, {keys.files[-1]}"),
+            ("readers", f"sparkwright channel key pin ADDRESS --digest {digest}"),
+            Table(("key", "signs", ""), rows),
+            *more,
+        ],
+    )

@@ -13,14 +13,19 @@ from sparkwright.cli.globals import Command, taking
 from sparkwright.cli.options import out_option
 from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import WORK, Session, run_in_session
+from sparkwright.companion.build import CompanionJob
 from sparkwright.companion.inspection import CompanionAudit
+from sparkwright.companion.make import audited, make_companion
 from sparkwright.companion.model import CompanionSpec, load_companion
+from sparkwright.companion.wheel import read_companion
 from sparkwright.engine.companions import LISTS
 from sparkwright.lock.check import require_native
 from sparkwright.native.model import Target
 from sparkwright.pipeline.options import DEFAULT_PLATFORM
+from sparkwright.probe.environment import prepare_environment
 from sparkwright.publish import dist_folder, publish
 from sparkwright.publish.evidence import attach_audit
+from sparkwright.recipes.recipe import load_recipe
 
 _OPEN = " (not compiled ahead: its arguments are not known)"
 
@@ -62,9 +67,6 @@ def command(
     """
     if listing:
         return _list(session, arch, recipes, modules)
-    from sparkwright.companion.build import CompanionJob
-    from sparkwright.companion.make import make_companion
-    from sparkwright.probe.environment import prepare_environment  # the one with torch
 
     spec = _spec(session)
     target = _target(session, platform, arch)
@@ -133,9 +135,6 @@ def audit_by_its_list(session: Session, wheel: Path) -> CompanionAudit:
         ArchiveError, WheelError: see `read_companion`.
         ConfigError: no list of this checkout has that FlashInfer.
     """
-    from sparkwright.companion.make import audited
-    from sparkwright.companion.wheel import read_companion
-
     version = str(read_companion(wheel)["flashinfer"].get("version"))
     for path in sorted((session.checkout.patchsets / LISTS).glob("*.toml")):
         if (spec := load_companion(path)).version == version:
@@ -155,8 +154,6 @@ def _chosen(
     Raises:
         UnknownNameError: there is no such recipe or module.
     """
-    from sparkwright.recipes.recipe import load_recipe
-
     names = [load_recipe(recipe).name for recipe in recipes]
     return spec.chosen(arch, recipes=names, modules=modules, stated=stated)
 
@@ -166,7 +163,6 @@ def _spec(session: Session) -> CompanionSpec:
 
 
 def _target(session: Session, platform: str, arch: str) -> Target:
-    from sparkwright.native.model import Target
 
     return Target(platform, arch or require_native(session.checkout.lock).arch)
 

@@ -15,13 +15,21 @@ from sparkwright.base.card import card_fields
 from sparkwright.base.errors import SparkwrightError, ToolError
 from sparkwright.base.text import human_size
 from sparkwright.cli.globals import Command, takes, taking
+from sparkwright.cli.options import SIDECARS, USE, complete_recipe
 from sparkwright.cli.preflight import ask_options
 from sparkwright.cli.result import Result, Table
-from sparkwright.cli.runtime import SIDECARS, USE, complete_recipe
 from sparkwright.cli.session import Session, run_in_session
+from sparkwright.engine.environment import OfferedWheel, plan_environment, sources_here
 from sparkwright.git import require_git
 from sparkwright.native.doctor import MachineCheck, check_gpu, native_checks
-from sparkwright.recipes.recipe import Recipe
+from sparkwright.recipes.recipe import Recipe, served_recipe
+from sparkwright.serve.preflight.facts import PreflightRequest
+from sparkwright.serve.preflight.finding import refusal
+from sparkwright.serve.preflight.hub import Hub
+from sparkwright.serve.preflight.run import inspect_start
+from sparkwright.upstream.commit_index import list_wheels
+from sparkwright.upstream.index import find
+from sparkwright.upstream.settings import read_settings
 
 _NEEDED_BYTES = 3 << 30
 _INDEX_REMEDY = "check pip's index-url and extra-index-url"
@@ -50,11 +58,6 @@ def command(
     """
     if not recipe:
         return _check_machine()
-    from sparkwright.recipes.recipe import served_recipe
-    from sparkwright.serve.preflight.facts import PreflightRequest
-    from sparkwright.serve.preflight.finding import refusal
-    from sparkwright.serve.preflight.hub import Hub
-    from sparkwright.serve.preflight.run import inspect_start
 
     chosen = served_recipe(recipe, use)
     report = inspect_start(
@@ -82,8 +85,6 @@ def command(
 
 def _lacking(recipe: Recipe, wheel: Path) -> tuple[str, ...]:
     """Return the kernels of FlashInfer that ``serve`` would install *wheel* without."""
-    from sparkwright.engine.environment import OfferedWheel, plan_environment, sources_here
-
     with contextlib.suppress(SparkwrightError):  # without a locked runtime, 'serve' says so itself
         return plan_environment(OfferedWheel(wheel), recipe, sources_here()).missing
     return ()
@@ -134,9 +135,6 @@ def _disk(session: Session) -> MachineCheck:
 def _index(session: Session) -> MachineCheck:
     if session.offline:
         return MachineCheck("package index", "skipped", "--offline")
-    from sparkwright.upstream.commit_index import list_wheels
-    from sparkwright.upstream.index import find
-    from sparkwright.upstream.settings import read_settings
 
     lock = session.checkout.lock
     try:

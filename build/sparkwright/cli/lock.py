@@ -11,14 +11,24 @@ from msgspec import structs
 
 from sparkwright.base.config import to_builtins
 from sparkwright.cli.globals import Group, taking
-from sparkwright.cli.lock_runtime import command as runtime_command
 from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_in_clone, run_in_session
+from sparkwright.engine.offered import built_wheel, present_specs
+from sparkwright.engine.runtime import requirements_of, resolve_runtime
 from sparkwright.lock.bump import rewrite
-from sparkwright.lock.check import require_native
+from sparkwright.lock.check import check, check_native, disagreement, flatten, require_native, unconfirmed
+from sparkwright.lock.runtime import (
+    LockedRuntime,
+    format_runtime,
+    joined_requirements,
+    read_runtime,
+    runtime_name,
+)
 from sparkwright.pipeline.checkout import new_checkout, require_fit
+from sparkwright.pipeline.moves import learn, move_lock
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, TargetOptions
 from sparkwright.pipeline.pins import is_release, pin_of
+from sparkwright.publish import dist_folder
 from sparkwright.store import write_atomically
 from sparkwright.upstream.commits import gather_commit
 from sparkwright.upstream.evidence import gather, gather_cuda
@@ -27,9 +37,6 @@ from sparkwright.upstream.evidence import gather, gather_cuda
 @click.group("lock", cls=Group)
 def command() -> None:
     """Check upstream.lock against the release itself, or move it to another release or commit."""
-
-
-command.add_command(runtime_command)
 
 
 @command.command("check")
@@ -46,8 +53,6 @@ def check_command(session: Session, *, source: str) -> Result:
 
     A release contains nine digits of its commit. The others are confirmed by git, or reported as unconfirmed.
     """
-    from sparkwright.lock.check import check, check_native, disagreement, flatten, unconfirmed
-
     lock, access = session.checkout.lock, session.access
     if lock.sdist is None:
         pristine = session.source(source or "git").pristine(lock)
@@ -136,8 +141,6 @@ def bump(
     With --measure, [native.binaries] and [native.costs] are written from the ELF files and the store, after
     'sparkwright wheel --kernels native' on this machine. Nothing is written on an error.
     """
-    from sparkwright.pipeline.moves import learn, move_lock
-
     if measure == bool(target):
         raise click.UsageError("Give a TARGET, or --measure.")
     old = session.checkout
@@ -188,3 +191,92 @@ def _named_folder(text: str) -> tuple[str, Path]:
             f"{text!r} is not NAME=FOLDER with a folder that exists", param_hint="--copy"
         )
     return name, Path(folder)
+
+
+@command.command("runtime")
+@click.option(
+    "--platform",
+    "machines",
+    multiple=True,
+    help="Lock for this machine only; may be repeated. By default for every machine that the lock has.",
+)
+@click.option(
+    "--override",
+    "overrides",
+    multiple=True,
+    metavar="REQUIREMENT",
+    help="Count this instead of what any package requires of the same project. It is recorded, and "
+    "counts the next time too, until its line is removed from the file.",
+)
+@click.option(
+    "--with",
+    "extras",
+    multiple=True,
+    metavar="REQUIREMENT",
+    help="Lock this on top of what the wheel requires, for models that need it. It is recorded likewise.",
+)
+@click.option("--dry-run", is_flag=True, help="Show the changes and write nothing.")
+@taking("series")
+@run_in_clone
+def runtime(
+    session: Session,
+    *,
+    machines: tuple[str, ...],
+    overrides: tuple[str, ...],
+    extras: tuple[str, ...],
+    dry_run: bool,
+) -> Result:
+    """Resolve what the series' wheels in dist/ require, and write every package by version and digests.
+
+    One file for each machine, beside the series' patchset, in pip's format and without the name of any index.
+    'sparkwright publish' puts it beside each wheel, and 'sparkwright serve' installs by it. uv resolves
+    it, for any machine and without downloading packages.
+    """
+    checkout = session.checkout
+    dist = dist_folder(checkout.root)
+    told = {}
+    for machine in machines or tuple(sorted(checkout.lock.wheels)):
+        specs = present_specs(checkout.root, machine)
+        wheel = built_wheel(dist, machine, (checkout.series,), specs).wheel
+        path = checkout.patchsets / runtime_name(checkout.series, machine)
+        before = read_runtime(path) if path.is_file() else None
+        runtime = resolve_runtime(
+            requirements_of(wheel),
+            machine,
+            offline=session.offline,
+            overrides=joined_requirements(before.overrides if before else (), overrides),
+            extras=joined_requirements(before.extras if before else (), extras),
+        )
+        if not dry_run:
+            text = format_runtime(runtime, release=checkout.lock.release.version, machine=machine)
+            write_atomically(path, text.encode())
+        told[path] = (before, runtime)
+    parts: list[Part] = []
+    for path, (before, runtime) in told.items():
+        if before is not None and (changes := _changes(before, runtime)):
+            parts.append(Table(("package", "old", "new"), changes))
+        parts.append(f"{'would write' if dry_run else 'wrote'}    {path}")
+        parts.append(("packages", f"{len(runtime.packages)}, sha256 {runtime.digest}"))
+    return Result({str(path): _described_runtime(*pair) for path, pair in told.items()}, parts)
+
+
+def _versions(runtime: LockedRuntime | None) -> dict[str, str]:
+    """Return the versions of each package, joined where markers choose between several."""
+    found: dict[str, str] = {}
+    for package in runtime.packages if runtime is not None else ():
+        found[package.name] = ", ".join(filter(None, (found.get(package.name), package.version)))
+    return found
+
+
+def _changes(before: LockedRuntime | None, after: LockedRuntime) -> list[tuple[str, str, str]]:
+    old, new = _versions(before), _versions(after)
+    return [
+        (name, old.get(name, "-"), new.get(name, "-"))
+        for name in sorted(old.keys() | new.keys())
+        if old.get(name) != new.get(name)
+    ]
+
+
+def _described_runtime(before: LockedRuntime | None, after: LockedRuntime) -> dict[str, object]:
+    changes = [dict(zip(("name", "old", "new"), change, strict=True)) for change in _changes(before, after)]
+    return {"packages": len(after.packages), "sha256": after.digest, "changes": changes}

@@ -9,6 +9,7 @@ import click
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import CarryConflictError
+from sparkwright.carries.edited import write_tree
 from sparkwright.cli.globals import Command
 from sparkwright.cli.options import job_options
 from sparkwright.cli.result import Part, Result, Table
@@ -59,8 +60,6 @@ def command(session: Session, *, onto: str | None, check_out: Path | None, targe
         if one.kind is OutcomeKind.ABSORBED and evidence[one.carry] != "proved"
     ]
     if check_out is not None:
-        from sparkwright.carries.edited import write_tree
-
         write_tree(job.repository, report.tree, check_out)
     failure = None
     if report.failed and onto is None:

@@ -10,14 +10,17 @@ import click
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import NeedsPersonError
 from sparkwright.cli.globals import Command
-from sparkwright.cli.options import job_options
+from sparkwright.cli.options import job_options, require_libraries
 from sparkwright.cli.result import Part, Result
-from sparkwright.cli.runtime import require_libraries
 from sparkwright.cli.session import WORK, Session, run_in_clone
 from sparkwright.engine.verifier import Verifier
-from sparkwright.nightly.deliver import Delivered
+from sparkwright.nightly.deliver import Delivered, deliver, last_night
+from sparkwright.nightly.follow import NightOptions, follow
 from sparkwright.nightly.model import Judgement, Night
+from sparkwright.nightly.state import NightState
 from sparkwright.pipeline.options import TargetOptions
+from sparkwright.store import hold
+from sparkwright.verify.verifier import VERIFIER
 
 _NOTHING_NEW = 94
 _MENDS = {
@@ -85,15 +88,9 @@ def command(
     trees. The wheel is built with the carries that are good, audited and rehearsed. A second run with
     nothing new does nothing. The report is written into .sparkwright/nightly/: report.md and .json.
     """
-    from sparkwright.nightly.deliver import deliver, last_night
-    from sparkwright.nightly.follow import NightOptions, follow
-    from sparkwright.nightly.state import NightState
-    from sparkwright.store import hold
-
     verifier: Verifier | None = None
     if not (no_build or no_rehearsal or propose_last):
         require_libraries()  # before hours of work, not in their last step
-        from sparkwright.verify.verifier import VERIFIER
 
         verifier = VERIFIER
     job = session.job(target)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
+from sparkwright.base.errors import ToolError
 from sparkwright.cli.globals import takes
 from sparkwright.cli.terminal import showing_events
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, CompileOptions, TargetOptions
 from sparkwright.publish.folder import VARIABLE
+from sparkwright.recipes.recipe import recipes
 
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -68,13 +72,6 @@ _KERNELS = (
         "--arch", default="", help="Architecture of native kernels, such as 12.1a; the lock's by default."
     ),
 )
-_RESULT = (
-    click.option(
-        "--require-native",
-        is_flag=True,
-        help="With native kernels: refuse an extension that cannot be compiled; do not take upstream's.",
-    ),
-)
 machines_option = click.option(
     "--cluster",
     default="",
@@ -83,6 +80,11 @@ machines_option = click.option(
 )
 """No variable sets it for good, as one does for machines that compile."""
 _COMPILING = (
+    click.option(
+        "--require-native",
+        is_flag=True,
+        help="With native kernels: refuse an extension that cannot be compiled; do not take upstream's.",
+    ),
     click.option(
         "--jobs",
         "-j",
@@ -113,6 +115,23 @@ out_option = click.option(
 )
 
 
+_LIBRARIES = {"verify": ("aiohttp", "numpy", "scipy"), "serve": ("aiohttp",)}
+
+
+def require_libraries(extra: str = "verify") -> None:
+    """Do nothing if the libraries of *extra* are installed, which are those of verification or of serving.
+
+    Raises:
+        ToolError: one is not.
+    """
+    if missing := [name for name in _LIBRARIES[extra] if importlib.util.find_spec(name) is None]:
+        raise ToolError(
+            f"the command needs libraries of the extra {extra!r} that are not installed",
+            because=f"{', '.join(missing)} cannot be imported",
+            next_step=f"install the extra: pip install 'sparkwright[{extra}]', or 'make {extra}' in a clone",
+        )
+
+
 def together(*options: Callable[[Any], Any]) -> Callable[[F], F]:
     """Return the decorator that adds all of *options*, in this order."""
 
@@ -141,7 +160,7 @@ def compile_options(function: Callable[..., R]) -> Callable[..., R]:
 
     *function* gets them as `CompileOptions`, and ``require_native`` as it is.
     """
-    return _bundled(function, (*_RESULT, *_COMPILING), CompileOptions, "compiling")
+    return _bundled(function, _COMPILING, CompileOptions, "compiling")
 
 
 def source_options(function: Callable[..., R]) -> Callable[..., R]:
@@ -176,3 +195,49 @@ def _bundled(
         return function(**{name: bundle(**chosen, **fixed)}, **arguments)
 
     return together(*options)(wrapper)
+
+
+def complete_recipe(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Return the recipes that ship whose names begin so; where none does, a file of the user's is meant."""
+    found = [CompletionItem(name) for name in sorted(recipes()) if name.startswith(incomplete)]
+    return found or [CompletionItem(incomplete, type="file")]
+
+
+RECIPE = click.argument("recipe", metavar="RECIPE", shell_complete=complete_recipe)
+_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+USE = click.option(
+    "--use", default="", help="A use of the recipe, such as shared or many; single by default."
+)
+SIDECARS = click.option(
+    "--sidecars", "sidecars_gib", type=click.FloatRange(min=0), default=0.0, metavar="GIB",
+    envvar="SPARKWRIGHT_SIDECARS",
+    help="Memory that other programs will take beside the server.",
+)  # fmt: skip
+FORCE = click.option("--force", is_flag=True, help="Start in spite of preflight's predictions.")
+UNLOCKED = click.option(
+    "--unlocked", is_flag=True, help="Install what the index has today, not the locked runtime."
+)
+serving_options = together(
+    USE,
+    click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="FLAG=VALUE",
+        help="A flag of 'vllm serve'; may be repeated.",
+    ),
+    click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at."),
+    SIDECARS,
+)
+wheel_options = together(
+    takes("series"),
+    click.option(
+        "--wheel",
+        type=_FILE,
+        help="Serve with this wheel; by default the present build spec's in dist/, or the highest revision.",
+    ),
+    click.option(
+        "--channel", default="", metavar="URL|FOLDER", help="Take the newest wheel of this channel."
+    ),
+    UNLOCKED,
+)

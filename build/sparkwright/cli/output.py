@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
+import sys
 import traceback
 from collections.abc import Iterator
 from contextvars import ContextVar
@@ -16,6 +18,7 @@ import click
 
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.base.events import JsonlSink, subscribe
+from sparkwright.base.text import clean
 
 NOT_OURS = (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError)
 """What ends a command without a failure of its own."""
@@ -40,16 +43,8 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(value, indent=1, ensure_ascii=False, default=str))
 
 
-def printable(text: str) -> str:
-    """Return *text*, which may be untrusted, with its terminal control characters escaped."""
-    if text.isprintable():
-        return text
-    return "".join(
-        character
-        if character in "\n\t" or character.isprintable()
-        else character.encode("unicode_escape").decode()
-        for character in text
-    )
+printable = functools.partial(clean, most=sys.maxsize)
+"""Returns a text, which may be untrusted, with its terminal control characters escaped."""
 
 
 def report(error: SparkwrightError, *, kind: str = "", code: int | None = None) -> int:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from sparkwright.recipes.recipe import Recipe
-from sparkwright.serve.preflight.facts import AskOptions
-from sparkwright.serve.preflight.finding import Finding
-from sparkwright.verify.options import VerifyOptions
+from sparkwright.recipes.recipe import Recipe, load_recipe
+from sparkwright.serve.preflight.checkpoint import find_folder
+from sparkwright.serve.preflight.facts import AskOptions, PreflightRequest
+from sparkwright.serve.preflight.finding import Finding, warn_or_refuse
+from sparkwright.serve.preflight.run import run_preflight
+from sparkwright.store import open_store
+from sparkwright.verify.options import VerifyOptions, recipe_and_use
 
 _OF_THE_MACHINE = frozenset({"card", "driver", "port"})
 
@@ -28,10 +32,6 @@ def check_before_verify(options: VerifyOptions, *, offline: bool, force: bool) -
     Raises:
         PreflightError: it would not start, or the host not survive it.
     """
-    from sparkwright.recipes.recipe import load_recipe
-    from sparkwright.serve.preflight.finding import warn_or_refuse
-    from sparkwright.verify.options import recipe_and_use
-
     if not options.recipe or options.url or options.simulator:
         return
     named = [(options.recipe, options.use)]
@@ -49,10 +49,6 @@ def refusal_of(recipe: Recipe, python: Path, *, offline: bool) -> str:
 
 def _found(recipe: Recipe, python: Path | None, wheel: Path | None, *, offline: bool) -> Sequence[Finding]:
     """Return what preflight finds: of a model that is not here, the machine alone; none of made-up ones."""
-    from sparkwright.serve.preflight.checkpoint import find_folder
-    from sparkwright.serve.preflight.facts import PreflightRequest
-    from sparkwright.serve.preflight.run import run_preflight
-
     if recipe.made_up:
         return ()
     environment = {**os.environ, **({"HF_HUB_OFFLINE": "1"} if offline else {})}
@@ -67,9 +63,6 @@ def _found(recipe: Recipe, python: Path | None, wheel: Path | None, *, offline: 
 
 def ask_options() -> AskOptions:
     """Return the question to a release for its options, with the store that records its answers."""
-    from functools import partial
-
     from sparkwright.engine.release import ask_installed
-    from sparkwright.store import open_store
 
     return partial(ask_installed, open_store())

@@ -9,10 +9,10 @@ import click
 from sparkwright.base.errors import PublishError
 from sparkwright.cli.globals import Command
 from sparkwright.cli.result import Result
-from sparkwright.cli.runtime import install_command
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.companion.package import is_companion
 from sparkwright.publish import dist_folder, publish, wheels_in
+from sparkwright.publish.evidence import install_command
 from sparkwright.publish.index import runtimes_in
 
 

@@ -18,9 +18,13 @@ from sparkwright.cli.globals import Group, takes, taking
 from sparkwright.cli.output import printable
 from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_in_session
-from sparkwright.engine.check_recipes import CheckedRecipe
+from sparkwright.engine.check_recipes import CheckedRecipe, check_recipes
 from sparkwright.recipes.commands import Remark
-from sparkwright.recipes.recipe import Recipe
+from sparkwright.recipes.evidence import GRADES, references
+from sparkwright.recipes.imported import import_recipe, without_dead
+from sparkwright.recipes.recipe import Recipe, command_lines, load_recipe, recipes, served_recipe
+from sparkwright.recipes.write import recipe_text
+from sparkwright.serve.new_recipe import new_recipe, without_unknown_parsers
 
 _USES = ("single", "shared", "many")
 _USE = click.option("--use", type=click.Choice(_USES), default=None, help="A use of it; single by default.")
@@ -34,8 +38,6 @@ def command() -> None:
 @command.command("list")
 def list_() -> Result:
     """List the recipes that ship, with what is known of each."""
-    from sparkwright.recipes.recipe import recipes
-
     rows = [_row(recipe) for recipe in recipes().values()]
     shown = ("name", "drafts", "kv", "nodes", "evidence")  # the rest would not fit into 80 columns
     return Result(
@@ -68,8 +70,6 @@ def _row(recipe: Recipe) -> dict[str, Any]:
 @click.option("--command", "alone", is_flag=True, help="Print the command that serves it alone.")
 def show(*, name: str, use: str | None, alone: bool) -> Result:
     """Show the effective flags of the recipe NAME, a name or a file, each with its reason."""
-    from sparkwright.recipes.recipe import command_lines, served_recipe
-
     recipe = served_recipe(name, use or "")
     commands = command_lines(recipe)
     known = {"notes": recipe.limits, "standing": recipe.standing, "command": commands}
@@ -94,7 +94,6 @@ def show(*, name: str, use: str | None, alone: bool) -> Result:
 
 
 def _evidence(recipe: Recipe) -> str:
-    from sparkwright.recipes.evidence import GRADES
 
     if recipe.grade == "never" and recipe.near_grade != "never":
         return f"{GRADES['never']}; the nearest: {recipe.near_grade}, {GRADES[recipe.near_grade]}"
@@ -107,8 +106,6 @@ def _shown(value: Any) -> str:
 
 def _known(recipe: Recipe) -> Iterator[Part]:
     """Yield notes, evidence and published figures."""
-    from sparkwright.recipes.evidence import references
-
     yield from (("note", note) for note in recipe.limits)
     for one in recipe.evidence:
         differs = f"; there: {one.differs}" if one.differs else ""
@@ -127,9 +124,6 @@ def check(session: Session, *, names: tuple[str, ...], series: str) -> Result:
     keys and variables there. Without NAMES, all that ship; without --series, by all that a recipe is for. The
     first check of a series takes a minute.
     """
-    from sparkwright.engine.check_recipes import check_recipes
-    from sparkwright.recipes.recipe import load_recipe, recipes
-
     found = [load_recipe(name) for name in names] if names else list(recipes().values())
     results = check_recipes(
         session.checkout, session.store, session.repository, found, series, offline=session.offline
@@ -179,9 +173,6 @@ def new(
     It has what follows from the checkpoint's configuration: parsers, the quantization, and the longest
     context whose KV cache fits a GB10. Nothing but the configuration and headers is fetched.
     """
-    from sparkwright.engine.check_recipes import check_recipes
-    from sparkwright.serve.new_recipe import new_recipe, without_unknown_parsers
-
     series = session.checkout.lock.series
     offline = {"HF_HUB_OFFLINE": "1"} if session.offline else {}
     recipe, remarks = new_recipe(
@@ -229,8 +220,6 @@ def _free_path(out: Path | None, recipe: Recipe) -> Path:
 
 def _written(path: Path, recipe: Recipe, remarks: Sequence[Remark], version: str) -> Result:
     """Write *recipe* into *path*; return what was remarked."""
-    from sparkwright.recipes.write import recipe_text
-
     path.write_text(recipe_text(recipe), encoding="utf-8")
     found = [asdict(one) for one in remarks]
     table = Table.of(found, {"remark": "level", "what": "what", "because": "because"})
@@ -257,9 +246,6 @@ def import_(session: Session, *, source: str, name: str, out: Path | None) -> Re
     of spark-vllm-docker and sparkrun. Says what was left out, and what is wrong or dangerous, with the
     reason; options that the release lacks are left out.
     """
-    from sparkwright.engine.check_recipes import check_recipes
-    from sparkwright.recipes.imported import import_recipe, without_dead
-
     recipe, remarks = import_recipe(_text_of(source), name)
     path = _free_path(out, recipe)
     series = session.checkout.lock.series

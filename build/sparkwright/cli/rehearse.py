@@ -12,13 +12,18 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ConfigError, SparkwrightError, UndecidedError, VerdictError
 from sparkwright.base.text import human_size
 from sparkwright.cli.globals import Command
-from sparkwright.cli.options import NAMES, tree_options
+from sparkwright.cli.options import NAMES, require_libraries, tree_options
 from sparkwright.cli.result import Part, Result, Table
-from sparkwright.cli.runtime import require_libraries
 from sparkwright.cli.session import Session, run_in_session
+from sparkwright.merge import merge_patchset
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.options import TargetOptions
-from sparkwright.rehearsal.model import RehearsalResult
+from sparkwright.publish import dist_folder
+from sparkwright.publish.evidence import attach_rehearsal, merged_tree
+from sparkwright.rehearsal.model import DEFAULT, RehearsalOptions, RehearsalResult
+from sparkwright.rehearsal.run import rehearse
+from sparkwright.verify.verifier import VERIFIER
+from sparkwright.wheel.recorded import read_record
 
 
 @click.command("rehearse", cls=Command)
@@ -56,10 +61,6 @@ def command(
     again.
     """
     require_libraries()
-    from sparkwright.merge import merge_patchset
-    from sparkwright.rehearsal.model import DEFAULT, RehearsalOptions
-    from sparkwright.rehearsal.run import rehearse
-    from sparkwright.verify.verifier import VERIFIER
 
     if wheel is not None and onto:
         raise ConfigError(
@@ -88,8 +89,6 @@ def command(
 
 def _job_of(session: Session, target: TargetOptions, wheel: Path) -> Job:
     """Return the job that makes *wheel*, by the wheel's own record."""
-    from sparkwright.wheel.recorded import read_record
-
     record = read_record(wheel)
     kernels = record.kernels
     own = replace(
@@ -107,8 +106,6 @@ def _require_own(wheel: Path, tree: str, series: str) -> None:
     Raises:
         ConfigError: it does.
     """
-    from sparkwright.publish.evidence import merged_tree
-
     if merged_tree(wheel) != tree:
         raise ConfigError(
             f"{wheel.name} cannot be rehearsed",
@@ -126,9 +123,6 @@ def _attach(
 
     These are wheels in dist/ and *given*.
     """
-    from sparkwright.publish import dist_folder
-    from sparkwright.publish.evidence import attach_rehearsal
-
     if result.verdict != "passed":
         return []
     detail = {

@@ -8,8 +8,10 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from platform import machine
+from typing import Any
 
 import click
 import msgspec
@@ -17,27 +19,45 @@ import msgspec
 from sparkwright.base.errors import ConfigError, PreflightError, SparkwrightError
 from sparkwright.base.events import emit, subscribe, task
 from sparkwright.cli.globals import Command, takes
+from sparkwright.cli.options import FORCE, RECIPE, require_libraries, serving_options, wheel_options
 from sparkwright.cli.output import events_kept, expect_json
 from sparkwright.cli.result import Result
-from sparkwright.cli.runtime import FORCE, RECIPE, require_libraries, serving_options, wheel_options
 from sparkwright.cli.serve_show import Lines, Screen, shown_plan
 from sparkwright.cli.terminal import showing_events
-from sparkwright.engine.environment import Environment, OfferedWheel
+from sparkwright.engine.environment import (
+    Environment,
+    OfferedWheel,
+    existing_environment,
+    plan_environment,
+    prepare,
+    sources_here,
+)
+from sparkwright.engine.installed import EngineFacts
 from sparkwright.engine.offered import NoWheelError, made_here, makeable_series, offered_wheel
+from sparkwright.merge import merge_patchset
 from sparkwright.pipeline.checkout import keeping_series
 from sparkwright.pipeline.job import open_job
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions
 from sparkwright.publish.series import series_of
-from sparkwright.recipes.recipe import PORT, REHEARSAL, Recipe
-from sparkwright.serve.preflight.facts import PreflightRequest
+from sparkwright.recipes.recipe import PORT, REHEARSAL, Recipe, load_recipe, served_recipe
+from sparkwright.recipes.release_options import Question
+from sparkwright.rehearsal.run import serve_nearest
+from sparkwright.serve.caches import cache_variables, caches_of, new_run_folder
+from sparkwright.serve.peer import Peer, find_peer
+from sparkwright.serve.peer_worker import plan_worker
+from sparkwright.serve.plan import planned
+from sparkwright.serve.preflight.engine_checks import check_options
+from sparkwright.serve.preflight.facts import PreflightRequest, read_engine
+from sparkwright.serve.preflight.finding import require_clear, warn_or_refuse
 from sparkwright.serve.preflight.hub import Hub
-from sparkwright.serve.run import ServeOptions
+from sparkwright.serve.preflight.machine import check_room
+from sparkwright.serve.preflight.run import EARLY, OF_HOST, run_preflight
+from sparkwright.serve.run import ServeOptions, Serving, serve
+from sparkwright.serve.settings import as_head, read_key, shell_key, with_settings
 from sparkwright.serve.supervise import WatchOptions
-from sparkwright.store import Store
+from sparkwright.serve.watchdog import WatchLimits
+from sparkwright.store import Store, open_store
 from sparkwright.wheel.names import parse_name
-
-if TYPE_CHECKING:
-    from sparkwright.serve.peer import Peer
 
 # The extra of this name in pyproject.toml.
 _SOURCES = ("wheel", "channel", "python")
@@ -106,11 +126,6 @@ def command(
     runtime of its series. Ctrl-C asks the server to end; a second one kills it.
     """
     require_libraries("serve")
-    from sparkwright.recipes.recipe import served_recipe
-    from sparkwright.serve.caches import caches_of, new_run_folder
-    from sparkwright.serve.run import Serving, serve
-    from sparkwright.serve.settings import as_head, with_settings
-    from sparkwright.store import open_store
 
     chosen = with_settings(served_recipe(recipe, use), asked["settings"])
     if not asked["peer"]:
@@ -133,7 +148,6 @@ def command(
 
 
 def _options(recipe: Recipe, asked: dict[str, Any], *, as_json: bool) -> ServeOptions:
-    from sparkwright.serve.settings import read_key, shell_key
 
     key_file: Path | None = asked["key_file"]
     return ServeOptions(
@@ -150,9 +164,6 @@ def _options(recipe: Recipe, asked: dict[str, Any], *, as_json: bool) -> ServeOp
 
 def _watching(recipe: Recipe, asked: dict[str, Any]) -> WatchOptions | None:
     """Return the settings of the watch; `None` without ``--watch`` and ``--stall-seconds``."""
-    from sparkwright.serve.supervise import WatchOptions
-    from sparkwright.serve.watchdog import WatchLimits
-
     if stall_s := asked["stall_s"]:
         return WatchOptions(WatchLimits(stall_s=stall_s, warm_s=stall_s))
     return WatchOptions(WatchLimits.of(recipe)) if asked["watch"] else None
@@ -187,7 +198,6 @@ def _with_peer(recipe: Recipe, asked: dict[str, Any]) -> tuple[Recipe, Peer | No
     """Return *recipe* as it is served with the machine of ``--peer``, and that; `None` without one."""
     if not asked["peer"]:
         return recipe, None
-    from sparkwright.serve.peer import find_peer
 
     if asked["head"]:
         raise ConfigError(
@@ -204,8 +214,6 @@ def _with_peer(recipe: Recipe, asked: dict[str, Any]) -> tuple[Recipe, Peer | No
 
 def _installed(recipe: Recipe, asked: dict[str, Any]) -> tuple[Environment, Recipe]:
     """Return the vLLM to serve with, installed, and the recipe with the model that is there."""
-    from sparkwright.engine.environment import existing_environment, prepare
-
     if _is_rehearsal(recipe):
         return _rehearsal(recipe, asked)
     if asked["python"]:
@@ -218,12 +226,6 @@ def _installed(recipe: Recipe, asked: dict[str, Any]) -> tuple[Environment, Reci
 
 def _rehearsal(recipe: Recipe, asked: dict[str, Any]) -> tuple[Environment, Recipe]:
     """Return the merged Python of the checkout installed for the CPU, and *recipe* with rehearsals' model."""
-    from platform import machine
-
-    from sparkwright.merge import merge_patchset
-    from sparkwright.recipes.recipe import load_recipe
-    from sparkwright.rehearsal.run import serve_nearest
-
     platform = machine() if machine() in {"aarch64", "x86_64"} else DEFAULT_PLATFORM
     build = BuildOptions(series=asked["series"], platform=platform, offline=asked["offline"])
     with open_job(Path(), build) as job, keeping_series(job.checkout):
@@ -253,10 +255,6 @@ def _look_first(store: Store, recipe: Recipe, options: ServeOptions, asked: dict
     Raises:
         PreflightError: the machine, its card, memory or disk, or the model's licence forbids it.
     """
-    from sparkwright.serve.preflight.finding import require_clear
-    from sparkwright.serve.preflight.machine import check_room
-    from sparkwright.serve.preflight.run import EARLY, OF_HOST, run_preflight
-
     rehearsal = _is_rehearsal(recipe)
     hub = None if options.offline or rehearsal else Hub({**os.environ, **recipe.environment})
     checks = OF_HOST if rehearsal else EARLY  # the model and the machine of rehearsals are given
@@ -282,12 +280,7 @@ def _preflight(
     Raises:
         PreflightError: it would not start, or the host not survive it.
     """
-    from functools import partial
-
     from sparkwright.engine.release import ask_installed
-    from sparkwright.serve.caches import cache_variables, caches_of
-    from sparkwright.serve.preflight.finding import warn_or_refuse
-    from sparkwright.serve.preflight.run import run_preflight
 
     # What --python names may change in place: only a list of its files identifies it.
     identity = "" if asked["python"] else environment.identity
@@ -316,10 +309,6 @@ def _request(
 
 def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_json: bool) -> Result:
     """Return what would be started; settings that the release does not take are its failure."""
-    from sparkwright.engine.environment import existing_environment, plan_environment, sources_here
-    from sparkwright.serve.plan import planned
-    from sparkwright.store import open_store
-
     recipe, peer = _with_peer(recipe, asked)
     environment, wheel, chosen = None, "", ""
     file, series = None, makeable_series(_series(recipe, asked))
@@ -339,8 +328,6 @@ def _plan(recipe: Recipe, options: ServeOptions, asked: dict[str, Any], *, as_js
     store, worker = open_store(), None
     plan = planned(recipe, options, store, environment, wheel=wheel, chosen=chosen)
     if peer is not None:
-        from sparkwright.serve.peer_worker import plan_worker
-
         worker = peer.host.shown, plan_worker(peer, recipe, plan, store, options).shown
     shown = shown_plan(plan, worker)
     if asked["settings"] and not _is_rehearsal(recipe):
@@ -362,12 +349,7 @@ def _check_settings(request: PreflightRequest, series: str, identity: str) -> No
     Raises:
         PreflightError: it does not take one.
     """
-    from sparkwright.engine.installed import EngineFacts
     from sparkwright.engine.release import ReleaseAnswer, ask_installed, ask_release
-    from sparkwright.recipes.release_options import Question
-    from sparkwright.serve.preflight.engine_checks import check_options
-    from sparkwright.serve.preflight.facts import read_engine
-    from sparkwright.serve.preflight.finding import require_clear
 
     def ask(python: Path | None, engine: EngineFacts, questions: Sequence[Question]) -> ReleaseAnswer:
         with open_job(Path(), BuildOptions(series=series, offline=True)) as job:

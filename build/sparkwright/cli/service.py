@@ -15,19 +15,24 @@ import msgspec
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.globals import Group
-from sparkwright.cli.options import reading_options
-from sparkwright.cli.result import Part, Result
-from sparkwright.cli.runtime import (
+from sparkwright.cli.options import (
     FORCE,
     RECIPE,
+    reading_options,
     require_libraries,
     serving_options,
     wheel_options,
 )
-from sparkwright.engine.environment import OfferedWheel
+from sparkwright.cli.result import Part, Result
+from sparkwright.engine.environment import OfferedWheel, prepare, sources_here
+from sparkwright.engine.installed import read_installed
 from sparkwright.engine.offered import offered_wheel
-from sparkwright.recipes.recipe import PORT, Recipe
+from sparkwright.recipes.recipe import PORT, REHEARSAL, Recipe, served_recipe
+from sparkwright.recipes.rules import check_compatible
 from sparkwright.serve import service
+from sparkwright.serve.preflight.facts import PreflightRequest
+from sparkwright.serve.preflight.finding import require_clear
+from sparkwright.serve.preflight.run import run_preflight
 from sparkwright.serve.service.change import has_systemd
 from sparkwright.serve.service.model import ServiceOptions, ServicePlaces, ServiceRecord
 from sparkwright.serve.settings import reachable, read_key, shell_key, with_settings
@@ -176,7 +181,6 @@ def upgrade(*, name: str, previous: bool, offline: bool, **asked: Any) -> Result
     request, the old one is started again.
     """
     require_libraries("serve")
-    from sparkwright.recipes.recipe import served_recipe
 
     places = _places(name, asked)
     record = service.load_record(places)
@@ -227,7 +231,6 @@ def _places(name: str, asked: dict[str, Any]) -> ServicePlaces:
 def _described(
     recipe: str, asked: dict[str, Any], *, offline: bool, force: bool
 ) -> tuple[Recipe, ServiceOptions, ServicePlaces]:
-    from sparkwright.recipes.recipe import REHEARSAL, served_recipe
 
     chosen = with_settings(served_recipe(recipe, asked["use"]), asked["settings"])
     if chosen.model.startswith(REHEARSAL):
@@ -304,8 +307,6 @@ def _prepared(
     places: ServicePlaces, offered: OfferedWheel, recipe: Recipe, asked: dict[str, Any], *, offline: bool
 ) -> str:
     """Return the name of the wheel's environment, made beside the service's others."""
-    from sparkwright.engine.environment import prepare, sources_here
-
     sources = sources_here(service.Slots(places.state).place(""))
     mask = os.umask(0o022)  # the service's user reads what root installs
     try:
@@ -330,11 +331,6 @@ def _change(
     predict: bool = False,
 ) -> None:
     from sparkwright.base.card import card_capability
-    from sparkwright.engine.installed import read_installed
-    from sparkwright.recipes.rules import check_compatible
-    from sparkwright.serve.preflight.facts import PreflightRequest
-    from sparkwright.serve.preflight.finding import require_clear
-    from sparkwright.serve.preflight.run import run_preflight
 
     def preflight(python: Path) -> None:
         found = read_installed(python)

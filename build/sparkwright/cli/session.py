@@ -23,6 +23,7 @@ from sparkwright.cli.globals import global_options, taking
 from sparkwright.cli.output import NOT_OURS, crashes_kept
 from sparkwright.cli.result import Part, Result
 from sparkwright.cli.terminal import showing_events
+from sparkwright.distributed.address import parse_cluster
 from sparkwright.distributed.cluster import Cluster
 from sparkwright.git import Repository, inode, mended, open_repository, unsoundness
 from sparkwright.pipeline.checkout import Checkout, keeping_series, open_checkout, require_clone, with_series
@@ -136,7 +137,6 @@ class Session:
         job = make_job(self.checkout, self.store, self.repository, options)
         if not options.compiling.cluster:
             return job
-        from sparkwright.distributed.address import parse_cluster
 
         machines = Cluster(address=parse_cluster(options.compiling.cluster), store=self.store)
         return replace(job, cluster=machines)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict
 from datetime import UTC, datetime
 
@@ -12,7 +13,12 @@ from sparkwright.base.text import human_size
 from sparkwright.cli.globals import Group
 from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_read_only
-from sparkwright.store.survey import KindTotal
+from sparkwright.git import begin_again, unsoundness
+from sparkwright.store.prune import PruneLimits, prune
+from sparkwright.store.remote.keys import require_key
+from sparkwright.store.remote.settings import key_file
+from sparkwright.store.survey import KindTotal, survey, totals
+from sparkwright.store.verify import StoreFault, remove_faults, unsound, verify
 
 _COLUMNS = ("count", "size", "last used")
 
@@ -27,9 +33,6 @@ def command() -> None:
 @run_read_only
 def verify_command(session: Session, *, remove: bool) -> Result:
     """Hash every file, read every record and name, and check git's objects."""
-    from sparkwright.git import begin_again, unsoundness
-    from sparkwright.store.verify import StoreFault, remove_faults, unsound, verify
-
     files = verify(session.store)
     why = unsoundness(session.repository)
     faults = [*files, *([StoreFault(session.store.git, why)] if why else [])]
@@ -69,9 +72,6 @@ def prune_command(
     Entries that a running command has used stay. Removed entries are fetched or made again when
     needed. Git's objects are not removed.
     """
-    from sparkwright.store.prune import PruneLimits, prune
-    from sparkwright.store.survey import survey, totals
-
     if older_than is None and keep_size is None:
         raise click.UsageError("Give --older-than, --keep-size, or both.")
     limits = PruneLimits(older_than, None if keep_size is None else int(keep_size * (1 << 30)))
@@ -97,12 +97,6 @@ def status_command(session: Session) -> Result:
     A small object is written there and read back. The key is this machine's public one, made on first use,
     for the store.toml of other machines.
     """
-    import os
-
-    from sparkwright.store.remote.keys import require_key
-    from sparkwright.store.remote.settings import key_file
-    from sparkwright.store.survey import survey, totals
-
     kinds = totals(survey(session.store, session.logs))
     sizes = [*map(_row, kinds)]
     sizes.append(("all", str(sum(t.count for t in kinds)), human_size(sum(t.size for t in kinds)), ""))

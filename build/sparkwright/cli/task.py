@@ -13,22 +13,27 @@ import msgspec
 from sparkwright.base.config import decode_json, to_builtins
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.globals import Command
+from sparkwright.cli.options import require_libraries
 from sparkwright.cli.output import expect_json, print_json
-from sparkwright.cli.runtime import require_libraries
+from sparkwright.distributed.inputs import REQUEST
+from sparkwright.git import open_repository
+from sparkwright.pipeline.remote_units import UnitsRequest, compile_units, unpack_all
+from sparkwright.store import open_store
+from sparkwright.store.remote import open_tier
 from sparkwright.upstream.releases import Access
+from sparkwright.upstream.settings import read_settings
+from sparkwright.verify.remote import RunRequest, run_here
 
 Work = Callable[[Access, Any], object]
 
 
 def _units() -> tuple[type, Work]:
-    from sparkwright.pipeline.remote_units import UnitsRequest, compile_units
 
     return UnitsRequest, lambda access, request: compile_units(request, access)
 
 
 def _run() -> tuple[type, Work]:
     require_libraries()
-    from sparkwright.verify.remote import RunRequest, run_here
 
     return RunRequest, lambda _, request: run_here(request)
 
@@ -43,14 +48,6 @@ _KINDS: dict[str, Callable[[], tuple[type, Work]]] = {
 @click.argument("kind", type=click.Choice(list(_KINDS)))
 def command(*, kind: str) -> None:
     """Do what request.json in this folder asks for, print the result as JSON, and leave files in out."""
-    from sparkwright.distributed.inputs import REQUEST
-    from sparkwright.git import open_repository
-    from sparkwright.pipeline.remote_units import unpack_all
-    from sparkwright.store import open_store
-    from sparkwright.store.remote import open_tier
-    from sparkwright.upstream.releases import Access
-    from sparkwright.upstream.settings import read_settings
-
     expect_json(expected=True)
     model, work = _KINDS[kind]()
     try:

@@ -4,38 +4,173 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import os
 from collections.abc import Collection, Iterator
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import ConfigError, SparkwrightError, UndecidedError, VerdictError
 from sparkwright.base.events import emit
 from sparkwright.base.text import human_seconds, human_size
 from sparkwright.cli.globals import Command, takes
-from sparkwright.cli.options import machines_option
+from sparkwright.cli.options import (
+    NAMES,
+    NUMBERS,
+    RATES,
+    UNLOCKED,
+    machines_option,
+    require_libraries,
+    together,
+)
 from sparkwright.cli.output import NOT_OURS, events_kept
 from sparkwright.cli.preflight import check_before_verify
 from sparkwright.cli.result import Result, Table
-from sparkwright.cli.runtime import require_libraries
 from sparkwright.cli.terminal import showing_events
-from sparkwright.cli.verify_options import OPTIONS, OUT, PLAN, RESUME, options_of
+from sparkwright.distributed.address import parse_cluster
+from sparkwright.distributed.cluster import Cluster
+from sparkwright.engine.findings import Verdict
 from sparkwright.engine.offered import offered_wheel
+from sparkwright.publish import dist_folder
+from sparkwright.publish.evidence import attach
+from sparkwright.recipes.recipe import load_recipe
+from sparkwright.store import open_store
+from sparkwright.store.remote import open_tier
+from sparkwright.verify.datasets import read_prompts
+from sparkwright.verify.journal import read_journal
 from sparkwright.verify.options import VerifyOptions
-from sparkwright.verify.plan import Plan
+from sparkwright.verify.plan import Plan, plan_of
+from sparkwright.verify.remote import verify_remotely
+from sparkwright.verify.report import render_terminal
+from sparkwright.verify.report.overview import consequences
 from sparkwright.verify.results import Results
+from sparkwright.verify.runner import run_verification
 from sparkwright.verify.setup import Refusal
+
+DEFAULT_RECIPE = "qwen3.6-27b-dflash"
+_PATHS = {"log", "prompts", "python", "reference", "wheel"}
+
+
+def objective(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str:
+    """Return the limits of ``--slo``; refuse empty ones, as a shell variable gives that is not set."""
+    if value is not None and not value.strip():
+        raise click.BadParameter("it is empty; give limits such as ttft_p95=2s,tpot_p95=100ms")
+    return value or ""
+
+
+MODEL = click.option("--model", default="", help="The model's name there, if it serves several.")
+LOG = click.option("--log", default="", help="The file that the server at --url writes its log to.")
+OUT = click.option("--out", type=click.Path(path_type=Path), help="Folder; one in dist/evidence/ by default.")
+RESUME = click.option(
+    "--resume",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Continue the interrupted run in this folder.",
+)
+PLAN = click.option(
+    "--plan", "only_plan", is_flag=True, help="Show what would be measured, and how long it takes."
+)
+FAULTS = click.option(
+    "--fault", "faults", multiple=True, metavar="NAME[=VALUE][@SETTING=VALUE]", help="Break simulators so."
+)
+SPEED = click.option(
+    "--speed", type=float, default=0.0, hidden=True, help="How fast a simulator's clock runs."
+)
+SEED = click.option("--seed", type=int, default=0, show_default=True, help="Of salts, documents and orders.")
+
+OPTIONS = (
+    click.option("--url", default="", help="Verify the server at this address instead of starting one."),
+    click.option(
+        "--reference",
+        default="",
+        metavar="RUN",
+        help="Also compare answers with this run's, which recorded them by --checks reference.",
+    ),
+    MODEL,
+    LOG,
+    click.option(
+        "--recipe", default="", help=f"What to serve, by name or file.  [default: {DEFAULT_RECIPE}]"
+    ),
+    click.option("--use", default="", help="The use of the recipe that is served, such as many."),
+    click.option("--python", default="", help="Serve with this interpreter's vLLM instead of a wheel."),
+    UNLOCKED,
+    click.option("--demo", is_flag=True, help="A run against the simulator, without any GPU."),
+    FAULTS,
+    click.option(
+        "--profile",
+        default="",
+        help="How much: quick (20 min, the default), full (hours), cpu, or smoke (tiny models, any GPU).",
+    ),
+    click.option("--checks", type=NAMES, default=(), help="Run only these, such as boot,sweep."),
+    click.option("--levels", type=NUMBERS, default=(), help="Concurrencies of the sweep, such as 1,8,64."),
+    click.option("--categories", type=NAMES, default=(), help="Categories of prompts."),
+    click.option(
+        "--prompts",
+        type=click.Path(exists=True, dir_okay=False),
+        help="The sweep's prompts: JSON lines with messages or prompt.",
+    ),
+    click.option("--max-tokens", type=click.IntRange(min=2), help="Output of each request of the sweep."),
+    click.option(
+        "--rate",
+        "rates",
+        type=RATES,
+        default=(),
+        help="Also send the sweep's prompts at these rates a second, such as 0.5,2, whatever has ended.",
+    ),
+    click.option(
+        "--slo", callback=objective, help="Find the highest rate that keeps these limits: ttft_p95=2s."
+    ),
+    click.option("--thinking", is_flag=True, help="Let the model think before it answers questions."),
+    SPEED,
+    SEED,
+)
+
+
+def given_of(asked: dict[str, Any]) -> dict[str, Any]:
+    """Return what the command line states, with absolute paths."""
+    given = {name: value for name, value in asked.items() if value not in (None, "", ())}
+    return given | {name: str(Path(given[name]).absolute()) for name in _PATHS & given.keys()}
+
+
+def options_of(wheel: Path | None, asked: dict[str, Any]) -> VerifyOptions:
+    """Return the options of the command line as one model.
+
+    Raises:
+        ConfigError: they contradict each other, or something is missing.
+    """
+    demo = asked.pop("demo")
+    given = given_of(asked)
+    sources = {
+        "--url": bool(asked["url"]),
+        "--demo": demo,
+        "a wheel or --python": bool(wheel or asked["python"]),
+    }
+    if sum(sources.values()) != 1:
+        named = [name for name, wanted in sources.items() if wanted]
+        raise ConfigError(
+            "it is not clear which server to verify",
+            because=f"{' and '.join(named)} exclude each other" if named else "none was named",
+            next_step="give a wheel, --python, --url or --demo",
+        )
+    given["profile"] = asked["profile"] or ("demo" if demo else "quick")
+    if not (asked["url"] or demo):
+        given["recipe"] = asked["recipe"] or ("smoke" if asked["profile"] == "smoke" else DEFAULT_RECIPE)
+    if "prompts" in given:
+        read_prompts(Path(given["prompts"]))  # refused before any server starts
+        given["prompts_sha256"] = sha256_file(Path(given["prompts"]))
+    if wheel is not None:
+        given["wheel"] = str(wheel.absolute())
+    return VerifyOptions(**given, simulator=demo)
+
 
 _EVENTS = "events.jsonl"
 _SUBCOMMANDS = {
     "compare": "sparkwright.cli.verify_compare",
     "eval": "sparkwright.cli.verify_eval",
 }
-# The extra of this name in pyproject.toml.
 
 
 class _VerifyCommand(Command):
@@ -59,6 +194,7 @@ class _VerifyCommand(Command):
 @machines_option
 @PLAN
 @click.option("--force", is_flag=True, help="Start the server in spite of preflight's predictions.")
+@together(*OPTIONS)
 @takes("offline", "quiet", "as_json")
 @click.pass_context
 def command(
@@ -90,7 +226,6 @@ def command(
     evaluates tasks.
     """
     require_libraries()
-    from sparkwright.verify.plan import plan_of
 
     key = os.environ.get("SPARKWRIGHT_API_KEY", "")
     with showing_events(quiet=quiet or as_json):
@@ -111,11 +246,6 @@ def command(
     return shown(results)
 
 
-for _option in OPTIONS:
-    command = _option(command)
-"""The command, with every option that says what is verified."""
-
-
 def execute(
     plan: Plan,
     key: str = "",
@@ -128,13 +258,6 @@ def execute(
     refusal: Refusal | None = None,
 ) -> Results:
     """Run *plan* here or on another machine."""
-    from sparkwright.distributed.address import parse_cluster
-    from sparkwright.distributed.cluster import Cluster
-    from sparkwright.store import open_store
-    from sparkwright.store.remote import open_tier
-    from sparkwright.verify.remote import verify_remotely
-    from sparkwright.verify.runner import run_verification
-
     if cluster and (resume is not None or offline):
         raise ConfigError(
             f"{'--resume' if resume else '--offline'} cannot be used with --cluster",
@@ -157,10 +280,6 @@ def execute(
 
 def _attach(results: Results, options: VerifyOptions) -> None:
     """Attach a passed run to the digest of its wheel."""
-    from sparkwright.engine.findings import Verdict
-    from sparkwright.publish import dist_folder
-    from sparkwright.publish.evidence import attach
-
     manifest = results.run.manifest
     wheel = manifest.get("wheel")  # a text where an interpreter's vLLM was served, which has no file
     if results.verdict is not Verdict.PASS or not isinstance(wheel, dict) or options.compared:
@@ -185,8 +304,6 @@ def _attach(results: Results, options: VerifyOptions) -> None:
 
 def _series(asked: dict[str, Any]) -> tuple[str, ...]:
     """Return the series that the recipe to verify by is meant for; none for any."""
-    from sparkwright.recipes.recipe import load_recipe
-
     return load_recipe(asked["recipe"]).series if asked["recipe"] else ()
 
 
@@ -198,9 +315,6 @@ def recorded_options(context: click.Context, folder: Path, asked: dict[str, Any]
     Raises:
         ConfigError: it does, or the key would go to an address that the journal alone names.
     """
-    from sparkwright.verify.journal import read_journal
-    from sparkwright.verify.options import VerifyOptions
-
     options = VerifyOptions.from_options(read_journal(folder).manifest.options)
     same = {"url"} if context.params.get("url") == options.url else set()
     refuse_stated(context, "a resumed run keeps its original options", {"resume", "cluster", "force", *same})
@@ -232,10 +346,6 @@ def refuse_stated(context: click.Context, what: str, usual: Collection[str]) -> 
 
 def evidence_folder(name: str) -> Path:
     """Return a folder below dist/evidence/ whose name begins so and ends with the time."""
-    from datetime import UTC, datetime
-
-    from sparkwright.publish import dist_folder
-
     # To the microsecond: runs that begin in one second do not share a folder.
     return dist_folder(Path()) / "evidence" / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
 
@@ -267,8 +377,6 @@ def _remove_unbegun(made: list[Path]) -> None:
 def shown(results: Results) -> Result:
     """Return *results*, and the error of what did not pass."""
     from rich.console import Console
-
-    from sparkwright.verify.report import render_terminal
 
     files = [
         f"{path.name:<13} {path}  {human_size(size)}  sha256 {sha256}" for path, size, sha256 in results.files
@@ -303,9 +411,6 @@ def shown_plan(plan: Plan) -> Result:
 
 def _failure(results: Results) -> SparkwrightError | None:
     """Return the error of a run that failed or is undecided, which names the causes."""
-    from sparkwright.engine.findings import Verdict
-    from sparkwright.verify.report.overview import consequences
-
     if results.verdict is Verdict.PASS:
         return None
     run, followers = results.run, consequences(results.run)

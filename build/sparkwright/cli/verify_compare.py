@@ -12,12 +12,12 @@ import click
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.globals import Command, takes
-from sparkwright.cli.options import NUMBERS, machines_option
+from sparkwright.cli.options import NUMBERS, UNLOCKED, machines_option, require_libraries
 from sparkwright.cli.output import crashes_kept
+from sparkwright.cli.preflight import refusal_of
 from sparkwright.cli.result import Result
-from sparkwright.cli.runtime import require_libraries
 from sparkwright.cli.terminal import showing_events
-from sparkwright.cli.verify_options import (
+from sparkwright.cli.verify import (
     DEFAULT_RECIPE,
     FAULTS,
     OUT,
@@ -25,11 +25,20 @@ from sparkwright.cli.verify_options import (
     RESUME,
     SEED,
     SPEED,
-    UNLOCKED,
+    evidence_folder,
+    execute,
+    given_of,
     objective,
+    recorded_options,
+    refuse_stated,
+    shown,
+    shown_plan,
 )
+from sparkwright.verify.checks.runs import compare_runs
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
-from sparkwright.verify.results import Results
+from sparkwright.verify.plan import plan_of
+from sparkwright.verify.results import Results, load_run, write_report
+from sparkwright.verify.space import parse_vary
 
 _OF_SERVERS = {"before", "after", "levels", "unlocked", "cluster", "only_plan", "seed", "out"}
 _OF_RECIPES = {*_OF_SERVERS, "wheel", "python", "demo", "faults", "speed"}
@@ -99,18 +108,7 @@ def command(
     slower, break --slo or do not start are left out, the others are started again. Leaves the recipe file of
     the one to serve.
     """
-    from sparkwright.cli.preflight import refusal_of
-    from sparkwright.cli.verify import (
-        evidence_folder,
-        execute,
-        recorded_options,
-        refuse_stated,
-        shown,
-        shown_plan,
-    )
-
     require_libraries()
-    from sparkwright.verify.plan import plan_of
 
     kind = "" if resume else _compared(before, after, vary)
     if kind:
@@ -171,9 +169,6 @@ def _runs(before: Sequence[Path], after: Sequence[Path], folder: Path) -> Result
     Raises:
         ConfigError: a place is no run, or a side has none.
     """
-    from sparkwright.verify.checks.runs import compare_runs
-    from sparkwright.verify.results import load_run, write_report
-
     if not after:
         raise ConfigError("a run is compared with another one", because=f"only {before[0]} was named")
     if other := [one for one in (*before, *after) if not one.is_dir()]:
@@ -198,11 +193,8 @@ def _options_of(
     Raises:
         ConfigError: it is not clear what to start them from, or what is varied cannot be.
     """
-    from sparkwright.verify.space import parse_vary
-
     demo = asked.pop("demo")
-    given = {name: value for name, value in asked.items() if value not in (None, "", ())}
-    given |= {name: str(Path(given[name]).absolute()) for name in ("wheel", "python") if name in given}
+    given = given_of(asked)
     if kind == "two wheels" and after:
         given["recipe"] = given.get("recipe") or DEFAULT_RECIPE
         given["wheel" if after.endswith(".whl") else "python"] = str(Path(after).absolute())

@@ -10,10 +10,16 @@ from typing import Any
 import click
 
 from sparkwright.cli.globals import Command, takes
-from sparkwright.cli.options import NAMES
+from sparkwright.cli.options import NAMES, require_libraries
 from sparkwright.cli.result import Result
 from sparkwright.cli.terminal import showing_events
-from sparkwright.cli.verify_options import MODEL, OUT
+from sparkwright.cli.verify import MODEL, OUT, evidence_folder, shown
+from sparkwright.engine.client.endpoint import Endpoint, check_endpoint, open_session
+from sparkwright.engine.deadlines import Deadlines
+from sparkwright.store.paths import default_home
+from sparkwright.verify.evaluation import EvalRequest, evaluate, evaluation_run, read_scores
+from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.results import write_report
 
 
 @click.command("eval", cls=Command)
@@ -48,16 +54,7 @@ def command(
     Tasks that generate text are supported. With --before, a task that lost surely more questions than it won
     fails.
     """
-    from sparkwright.cli.runtime import require_libraries
-    from sparkwright.cli.verify import evidence_folder, shown
-
     require_libraries()
-    from sparkwright.engine.client.endpoint import Endpoint, check_endpoint, open_session
-    from sparkwright.engine.deadlines import Deadlines
-    from sparkwright.store.paths import default_home
-    from sparkwright.verify.evaluation import EvalRequest, evaluate, evaluation_run, read_scores
-    from sparkwright.verify.options import VerifyOptions
-    from sparkwright.verify.results import write_report
 
     key = os.environ.get("SPARKWRIGHT_API_KEY", "")
 

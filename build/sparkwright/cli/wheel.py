@@ -16,7 +16,6 @@ from sparkwright.cli.globals import Command
 from sparkwright.cli.options import compile_options, job_options, out_option
 from sparkwright.cli.patchset import BUMP, told_revision
 from sparkwright.cli.result import Part, Result, Table
-from sparkwright.cli.runtime import install_command
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.lock.bump import bump_command
 from sparkwright.lock.check import require_native
@@ -28,6 +27,7 @@ from sparkwright.pipeline.record import version_of
 from sparkwright.pipeline.run import apply, plan, unforeseen
 from sparkwright.pipeline.state import BuildState, require
 from sparkwright.publish import require_plain, wheels_in
+from sparkwright.publish.evidence import install_command
 
 
 @click.command("wheel", cls=Command)

@@ -10,10 +10,16 @@ from pathlib import Path
 import click
 import msgspec
 
+from sparkwright.base.card import card_capability
 from sparkwright.base.config import decode_json
 from sparkwright.base.errors import ConfigError
+from sparkwright.base.machine import look
 from sparkwright.cli.globals import Command
+from sparkwright.distributed.tasks import GB10, GPU, Offer, WorkerSettings
+from sparkwright.distributed.worker import TaskRunner, serve
+from sparkwright.native.schedule import default_reserve_mib
 from sparkwright.store import open_store
+from sparkwright.store.remote import open_tier
 
 
 @click.command("worker", cls=Command, hidden=True)
@@ -23,12 +29,6 @@ def command() -> None:
     The machine offers its cores, free memory and card. Settings come as the first line of standard input, and
     tasks as the others. The worker ends with that input.
     """
-    from sparkwright.base.machine import look
-    from sparkwright.distributed.tasks import Offer, WorkerSettings
-    from sparkwright.distributed.worker import TaskRunner, serve
-    from sparkwright.native.schedule import default_reserve_mib
-    from sparkwright.store.remote import open_tier
-
     try:
         given = decode_json(sys.stdin.buffer.readline(), WorkerSettings)
     except msgspec.MsgspecError as error:
@@ -52,9 +52,6 @@ def command() -> None:
 
 def _offers() -> tuple[str, ...]:
     """Return what tasks may need of this machine."""
-    from sparkwright.base.card import card_capability
-    from sparkwright.distributed.tasks import GB10, GPU
-
     found = list[str]()
     card: tuple[int, ...] = ()
     with contextlib.suppress(ValueError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -221,6 +222,15 @@ def stated_series(wheel: Path) -> str:
     with contextlib.suppress(WheelError):
         return series_of(parse_name(wheel.name).version)
     return ""
+
+
+def install_command(wheel: Path) -> str:
+    """Return the command that installs *wheel* with its locked runtime, or the one that locks it."""
+    runtime = beside(wheel)
+    if not runtime.is_file():
+        return f"sparkwright lock runtime --series {stated_series(wheel)}"
+    folder, locked = shlex.quote(str(wheel.parent)), shlex.quote(str(runtime))
+    return f"pip install --no-deps --require-hashes --find-links {folder} -r {locked}"
 
 
 def merged_tree(wheel: Path) -> str:

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from securesystemslib.signer import Signer
 from tuf.api.exceptions import (
     BadVersionNumberError,
     DownloadHTTPError,
@@ -42,9 +43,6 @@ from sparkwright.publish.channel import STATE, ChannelState, decode_state, metad
 from sparkwright.publish.roots import ONLINE, OURS, ChannelRoot
 from sparkwright.publish.target import Stored, require_signed
 from sparkwright.publish.trust import Trust
-
-if TYPE_CHECKING:
-    from securesystemslib.signer import Signer
 
 Read = Callable[[str], Stored | None]
 """Returns the file at a path of a target, or `None`."""

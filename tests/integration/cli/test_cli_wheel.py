@@ -15,9 +15,9 @@ from wheelkit import sha256, unpack
 from world import CLAMP_PROBE, World
 
 from sparkwright.base.digests import sha256_file
-from sparkwright.cli.runtime import install_command
 from sparkwright.lock.runtime import beside
 from sparkwright.probe.environment import requirements
+from sparkwright.publish.evidence import install_command
 from sparkwright.store import remove_tree
 
 
