@@ -3,10 +3,9 @@
 What it serves depends on its Python: ``vllm/fault.py`` names a fault of the simulator, and carries plant one.
 """
 
-import subprocess
-import sys
 import sysconfig
 import tempfile
+import venv
 from pathlib import Path
 
 import msgspec
@@ -159,7 +158,7 @@ def seed_environment(store: Store) -> Path:
     """Make the environment that the wheels ask for: this one, with a reader of GGUF."""
     wanted = read_requirements(metadata("0"))
     folder = store.environments / environment_key(wanted)
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    venv.create(folder, symlinks=True)
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
     (packages / "transformers.py").write_text(_TRANSFORMERS)
     (packages / "torch.py").write_text("bfloat16 = 'bfloat16'\n")

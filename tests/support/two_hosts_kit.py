@@ -14,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+import venv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -345,7 +346,7 @@ def _write_model(hub: Path) -> None:
 
 def _write_environment(folder: Path) -> Path:
     """Make an environment with the small vLLM, and a script."""
-    _run(sys.executable, "-m", "venv", "--without-pip", folder)
+    venv.create(folder, symlinks=True)
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
     for name in ("vllm", "vllm/entrypoints", "vllm/entrypoints/cli"):
         (packages / name).mkdir()

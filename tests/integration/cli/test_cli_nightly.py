@@ -23,6 +23,7 @@ HARMLESS = CLAMP.replace("return 2", "return 3")
 OTHER_LIMIT = CLAMP.replace("LIMIT = 10", "LIMIT = 20")
 CONFLICTING = CLAMP.replace("    # Always.\n    return value", "    # Never.\n    return abs(value)")
 RENAMED = CLAMP.replace("def clamp(value)", "def clip(value)")
+MENDED_IN_THE_WAY = CLAMP.replace("    return value", "    return value if value < 10 else 10")
 MENDED_OTHERWISE = CLAMP.replace("    # As it is.\n", "    value = min(value, 10)\n")
 
 
@@ -46,24 +47,37 @@ def nights_of(world: World) -> Iterator[Night]:
 
 class TestJudgements:
     @pytest.mark.parametrize(
-        ("clamp", "judgement"),
+        ("clamp", "judgement", "step"),
         [
-            (HARMLESS, Judgement.NEEDED),
-            (OTHER_LIMIT, Judgement.WRONG),
-            (CONFLICTING, Judgement.CONFLICT),
-            (RENAMED, Judgement.BROKEN_PROBE),
-            (MENDED_OTHERWISE, Judgement.NOT_NEEDED),
+            (HARMLESS, Judgement.NEEDED, ""),
+            (OTHER_LIMIT, Judgement.WRONG, "then sparkwright carry edit FOLDER --carry clamp"),
+            (
+                CONFLICTING,
+                Judgement.CONFLICT,
+                "on its branch: sparkwright lock bump 1.3.0, then sparkwright carry refresh clamp",
+            ),
+            (RENAMED, Judgement.BROKEN_PROBE, "then write a probe of clamp for it"),
+            (
+                MENDED_OTHERWISE,
+                Judgement.NOT_NEEDED,
+                "sparkwright nightly --propose-last: on its branch clamp is superseded",
+            ),
             (
                 CLAMP.replace("    return value", "    return value if value < 10 else 10"),
                 Judgement.NOT_NEEDED,
+                "",
             ),
         ],
         ids=["harmless", "another limit", "a conflict", "renamed", "mended otherwise", "mended in the way"],
     )
-    def test_what_the_release_has_decides(self, world: World, clamp: str, judgement: Judgement) -> None:
+    def test_what_the_release_has_decides_and_the_next_step_mends_it(
+        self, world: World, clamp: str, judgement: Judgement, step: str
+    ) -> None:
         world.offer(later(clamp=clamp))
-        status = 0 if judgement is Judgement.NEEDED else NEEDS_PERSON
-        (one,) = nightly(world, "--no-build", status=status).targets
+        ran = world.call("nightly", "--history", "none", "--no-build")
+        assert ran.status == (0 if judgement is Judgement.NEEDED else NEEDS_PERSON), ran.said
+        assert step in ran.err
+        (one,) = next(nights_of(world)).targets
         assert one.carry("clamp").judgement is judgement
 
     @pytest.mark.parametrize(
@@ -94,20 +108,6 @@ class TestJudgements:
         world.offer(make_tiny("1.3.0", changes=moved))
         (one,) = nightly(world, "--no-build", status=NEEDS_PERSON).targets
         assert "clamp is in vllm/limits.py now; ImportError" in one.carry("clamp").finding
-
-    @pytest.mark.parametrize(
-        ("clamp", "step"),
-        [
-            (CONFLICTING, "on its branch: sparkwright lock bump 1.3.0, then sparkwright carry refresh clamp"),
-            (OTHER_LIMIT, "then sparkwright carry edit FOLDER --carry clamp"),
-            (RENAMED, "then write a probe of clamp for it"),
-            (MENDED_OTHERWISE, "sparkwright nightly --propose-last: on its branch clamp is superseded"),
-        ],
-        ids=["a conflict", "another limit", "renamed", "mended otherwise"],
-    )
-    def test_the_next_step_mends_what_was_found(self, world: World, clamp: str, step: str) -> None:
-        world.offer(later(clamp=clamp))
-        assert step in world.call("nightly", "--history", "none", "--no-build").err
 
 
 class TestNight:
@@ -290,6 +290,6 @@ class TestStopped:
     def test_two_at_once_make_one_night(self, world: World) -> None:
         world.offer(later(clamp=HARMLESS))
         words = ["nightly", "--history", "none", "--no-rehearsal", "--detailed-exit-code"]
-        both = [world.start(*words) for _ in range(2)]
-        assert sorted(finish(one).status for one in both) == [0, NOTHING_NEW]
+        other = world.start(*words)
+        assert sorted([world.call(*words).status, finish(other).status]) == [0, NOTHING_NEW]
         assert len(list(nights_of(world))) == 1

@@ -17,7 +17,6 @@ DOWN = ("vllm/clamp.py", f"# Moved down.\n\n{CLAMP}")
 AWAY = ("vllm/align.py", f"{ALIGN}\n\ndef _align(count):\n    return count\n\n\nalign = _align\n")
 MOVED = make_tiny("1.3.0", changes=(DOWN,))
 WRONG = make_tiny("1.3.0", changes=(AWAY,))
-BOTH = make_tiny("1.3.0", changes=(DOWN, AWAY))
 NIGHT = ("nightly", "--history", "none", "--no-build", "--no-rehearsal")
 BRANCH = "sparkwright/1.3.0"
 
@@ -75,17 +74,6 @@ def test_without_the_option_there_is_a_report_and_no_branch(project):
     assert git(project, "branch", "--list", "sparkwright/*") == ""
 
 
-def test_a_second_run_finds_nothing_new_and_proposes_the_same(project):
-    project.offer(MOVED)
-    project.good(*NIGHT, "--onto", "1.3.0")
-    first = project.good(*NIGHT, "--onto", "1.3.0", "--propose", "--json")
-    assert first.json["verdict"] == "nothing-new"
-    again = project.good("nightly", "--propose-last", "--json")
-    (one,), (other,) = first.json["proposals"], again.json["proposals"]
-    assert (one["moved"], other["moved"]) == (True, False)
-    assert one["head"] == other["head"]
-
-
 def test_a_planted_red_carry_is_held_back(project):
     project.offer(WRONG)
     ran = project.call(*NIGHT, "--onto", "1.3.0", "--propose", "--json")
@@ -97,19 +85,6 @@ def test_a_planted_red_carry_is_held_back(project):
     assert git(project, "branch", "--list", "sparkwright/*") == ""
     page = (project.root / ".sparkwright" / "nightly" / "report.md").read_text()
     assert "wrong though clean" in page
-
-
-def test_what_is_good_beside_a_red_carry_is_proposed_without_the_lock(project):
-    project.offer(BOTH)
-    ran = project.call(*NIGHT, "--onto", "1.3.0", "--propose", "--json")
-    assert ran.status == NeedsPersonError.exit_code
-    (proposal,) = ran.json["proposals"]
-    assert [(one["carry"], one["judgement"], one["keeps"]) for one in proposal["held"]] == [
-        ("align", "wrong-though-clean", "1.2.0")
-    ]
-    changed = git(project, "diff", "--name-only", "main", BRANCH).split()
-    assert changed == ["carries/clamp/1.3.0.patch", "carries/clamp/carry.toml"]
-    assert "align" in git(project, "log", "-1", "--format=%s", BRANCH)
 
 
 def test_a_night_that_builds_leaves_its_wheel_where_the_workflow_looks_and_proposes_its_lock(project):

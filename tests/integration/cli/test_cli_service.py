@@ -28,7 +28,7 @@ from sparkwright.serve.service.change import canary_failure
 SYSTEMCTL = """#!{python}
 import os, signal, subprocess, sys, time
 from pathlib import Path
-sys.path.insert(0, {build!r})
+from urllib.request import urlopen
 words = [word for word in sys.argv[1:] if not word.startswith("-")]
 with open({calls!r}, "a") as calls:
     calls.write(" ".join(words) + "\\n")
@@ -40,8 +40,6 @@ if words[0] == "stop" and pid.exists():
     pid.unlink()
     time.sleep(0.5)
 if words[0] == "start":
-    from sparkwright.serve.service.change import canary_failure
-
     key = Path({key!r}).read_text().strip()
     server = [{link!r} + "/bin/python", "-m", "vllm.server", "--port", "{port}", "--api-key", key]
     quiet, simulator = subprocess.DEVNULL, {{**os.environ, "SIMULATOR": {python!r}}}
@@ -51,9 +49,11 @@ if words[0] == "start":
         if child.poll() is not None:
             pid.unlink()
             sys.exit("Job failed")
-        if not canary_failure("http://127.0.0.1:{port}", key):
+        try:
+            urlopen("http://127.0.0.1:{port}/health", timeout=5).close()
             sys.exit(0)
-        time.sleep(0.1)
+        except OSError:
+            time.sleep(0.1)
     sys.exit("timeout")
 """
 
@@ -70,9 +70,8 @@ class Machine:
         program.parent.mkdir()
         program.write_text(
             SYSTEMCTL.format(
-                python=sys.executable, build=str(Path(__file__).parents[3] / "build"), calls=str(self.calls),
-                pid=str(self.pid), key=str(self.config / "chat.key"), link=str(self.state / "current"),
-                port=self.port,
+                python=sys.executable, calls=str(self.calls), pid=str(self.pid),
+                key=str(self.config / "chat.key"), link=str(self.state / "current"), port=self.port,
             )
         )  # fmt: skip
         program.chmod(0o755)
