@@ -35,6 +35,8 @@ _JOURNALS = {
     # A soak is as long as its profile says: that of the recorded decay was shorter.
     re.compile(r',"soak-s":420\.0'): "",
     re.compile(r'"seconds":105\.0'): '"seconds":300.0',
+    # Whether a log could be read: what it holds tells.
+    re.compile(r',"log-seen":(true|false)'): "",
     # How long the soak takes is the profile's alone.
     re.compile(r',"soak-s":[0-9.]+(?=[,}])'): "",
 }

@@ -103,7 +103,6 @@ class StartedServer:
     server: Server
     settings: Mapping[str, Any]
     facts: BootFacts = field(default_factory=boot_facts)
-    log_seen: bool = True
     restartable: bool = True
     died: int | None = None
     pid: int | None = None

@@ -68,10 +68,8 @@ class KitCorpus:
             for i in range(12)
         )
 
-    def document(
-        self, tokens: int, seed: int, needle: str = "", salt: str = "", words_per_token: float = 1.0
-    ) -> Prompt:
-        text = f"[{seed} {salt}] {needle} " + "word " * int(tokens * words_per_token)
+    def document(self, tokens: int, seed: int, salt: str = "", words_per_token: float = 1.0) -> Prompt:
+        text = f"[{seed} {salt}]  " + "word " * int(tokens * words_per_token)
         return Prompt(
             name=f"document/{seed}/{tokens} {salt}", category="extraction", text=text, expect=f"HL-{seed}-B"
         )

@@ -305,6 +305,8 @@ def test_a_search_on_a_stuck_card_is_invalid() -> None:
     [
         ({}, ("capacity",)),
         ({"checks": ("boot", "capacity")}, ("boot", "capacity")),
+        ({"checks": ("boot",)}, ("boot", "capacity")),
+        ({"checks": ("boot",), "rates": (1.0,)}, ("boot", "arrivals", "capacity")),
         ({"rates": (1.0,)}, ("capacity", "arrivals")),
     ],
 )

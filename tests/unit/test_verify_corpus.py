@@ -78,12 +78,12 @@ def test_prompts_are_the_same_for_the_same_question():
 @pytest.mark.parametrize("tokens", [120, 400, 16_000, 33_000])
 def test_a_document_has_its_length_and_hides_its_code_once(tokens):
     for seed in range(5):
-        prompt = load_corpus().document(tokens, seed, needle="Ostrava")
+        prompt = load_corpus().document(tokens, seed)
         words = len(prompt.text.split())
         assert words == pytest.approx(tokens * WORDS_PER_TOKEN, abs=30)
-        assert prompt.text.count(f"The code for Ostrava is {prompt.expect}.") == 1
+        (name,) = re.findall(rf"The code for (\w+) is {prompt.expect}\.", prompt.text)
         assert prompt.text.count(prompt.expect) == 1
-        assert "What is the code for Ostrava?" in prompt.text[-400:]
+        assert f"What is the code for {name}?" in prompt.text[-400:]
 
 
 def test_documents_of_different_seeds_and_salts_begin_differently():
@@ -91,7 +91,6 @@ def test_documents_of_different_seeds_and_salts_begin_differently():
     prompts = [corpus.document(200, seed, salt=salt) for seed in range(10) for salt in ("", "b")]
     assert len({prompt.text[:15] for prompt in prompts}) == len({prompt.name for prompt in prompts}) == 20
     assert corpus.document(200, 4) == corpus.document(200, 4)
-    assert corpus.document(200, 4, needle="Ystad").text != corpus.document(200, 4).text
 
 
 def test_the_needle_is_found_at_all_depths():

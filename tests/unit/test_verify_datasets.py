@@ -119,7 +119,7 @@ def test_a_rate_adds_its_check_and_output_changes_the_size() -> None:
     assert chosen.checks[-1] == "arrivals"
     assert chosen.max_tokens == 64
     assert "arrivals" not in profile_of(VerifyOptions()).checks
-    assert profile_of(VerifyOptions(rates=(1.0,), checks=("sweep",))).checks == ("sweep",)
+    assert profile_of(VerifyOptions(rates=(1.0,), checks=("sweep",))).checks == ("sweep", "arrivals")
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,6 @@ class Fake:
     running: int = 0
     left: int = 0
     facts: BootFacts = field(default_factory=lambda: BootFacts(version="v"))
-    log_seen: bool = True
     restartable: bool = True
     endpoint: Endpoint = field(default_factory=lambda: Endpoint("http://localhost:9", "m"))
 

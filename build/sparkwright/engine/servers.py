@@ -29,11 +29,6 @@ class MeasuredServer(Protocol):
         ...
 
     @property
-    def log_seen(self) -> bool:
-        """True if its log can be read."""
-        ...
-
-    @property
     def restartable(self) -> bool:
         """True if it can be started again, as another process."""
         ...
@@ -99,11 +94,6 @@ class StandingServer:
     restartable = False
     pid: int | None = None
     died: int | None = None
-
-    @property
-    def log_seen(self) -> bool:
-        """True if its log can be read."""
-        return self.log is not None
 
     @property
     def mark(self) -> int:

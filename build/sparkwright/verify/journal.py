@@ -55,7 +55,6 @@ class BootRecord(Model, frozen=True, tag="boot", tag_field="kind"):
     boot: int
     facts: BootFacts
     restart: int = 0
-    log_seen: bool = True
 
 
 class Measured(Model, frozen=True, tag="cell", tag_field="kind"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ from sparkwright.engine.client.lag import LagProbe
 from sparkwright.engine.client.load import run_load
 from sparkwright.engine.client.request import canary
 from sparkwright.engine.metrics.scrape import fetch_snapshot, quiesce
-from sparkwright.engine.observations import HostSample, MetricsSnapshot, Observation, Sample
+from sparkwright.engine.observations import HostSample, MetricsSnapshot, Observation
 from sparkwright.engine.server.compiling import CompileWatch
 from sparkwright.engine.server.host import is_here, sample_host
 from sparkwright.engine.servers import MeasuredServer
@@ -45,9 +45,7 @@ class _Watch:
     host: list[HostSample] = field(default_factory=list)
 
 
-async def measure(
-    server: MeasuredServer, cell: Cell, profile: Profile, *, on_sample: Callable[[Sample], None] | None = None
-) -> Observation:
+async def measure(server: MeasuredServer, cell: Cell, profile: Profile) -> Observation:
     """Send *cell*'s requests and return the observation; a failing server raises no error."""
     deadlines, speed = profile.deadlines, profile.speed
     mark = server.mark
@@ -57,9 +55,7 @@ async def measure(
         compilers = CompileWatch(server.pid) if server.pid is not None and WATCHED in cell.tags else None
         async with LagProbe() as lag, _watching(session, server, speed) as watch:
             with compilers or contextlib.nullcontext():
-                samples = await run_load(
-                    session, server.endpoint, cell, deadlines, speed=speed, on_sample=on_sample
-                )
+                samples = await run_load(session, server.endpoint, cell, deadlines, speed=speed)
         after, still_unread = await _counters(session, server, profile)
         why = await canary(session, server.endpoint, deadlines, speed)
         if why:

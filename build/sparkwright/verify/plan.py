@@ -135,10 +135,13 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
         names = (capacity.NAME,)
     else:
         names = options.checks or base.checks
-    if options.reference and not options.compared and REFERENCE not in names:
-        names = (*names, REFERENCE)
-    if options.rates and not options.checks:
-        names = (*names, "arrivals")
+    for given, needed in (
+        (options.reference and not options.compared, REFERENCE),
+        (options.rates, "arrivals"),
+        (options.slo and not options.compared, capacity.NAME),
+    ):
+        if given and needed not in names:
+            names = (*names, needed)
     return msgspec.structs.replace(base, checks=names, **changes)
 
 
@@ -205,12 +208,6 @@ def _refuse(options: VerifyOptions, profile: Profile) -> None:
             "the check 'capacity' needs an objective",
             "",
             "give --slo, such as --slo ttft_p95=2s,tpot_p95=200ms",
-        ),
-        (
-            options.slo and not compared and capacity.NAME not in profile.checks,
-            "--slo goes with the check 'capacity'",
-            f"--checks {','.join(options.checks)} leaves it out",
-            f"add it: --checks {','.join((*options.checks, capacity.NAME))}",
         ),
         (
             "compare" in profile.checks and not compared,

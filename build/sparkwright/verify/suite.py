@@ -149,7 +149,7 @@ class _PlanRun:
             try:
                 async with self.plan.arms.start(arm, boot) as server:
                     facts = await self._with_words(arm, boot, server)
-                    record = BootRecord(arm, boot, facts, restart=again, log_seen=server.log_seen)
+                    record = BootRecord(arm, boot, facts, restart=again)
                     self.journal.write(record)
                     self.boots[arm, boot] = record
                     silences += not await self._measure_missing(arm, boot, server)

@@ -247,9 +247,6 @@ REFUSED = {
     "a password": (("--url", f"http://bob:{KEY}@127.0.0.1:9"), 10, "127.0.0.1:9"),
     "for ever": (("--demo", "--speed=inf"), 10, "--speed"),
     "a rate without limits": (("--demo", "--checks", "capacity"), 10, "--slo"),
-    "limits without a rate": (
-        ("--demo", "--slo", "ttft_p95=2s", "--checks", "boot"), 10, "--checks boot,capacity",
-    ),
     "no limits": (("--demo", "--slo", ""), 2, "it is empty"),
     "no limits of settings": (("compare", "smoke", "--demo", "--slo", " "), 2, "it is empty"),
     "a comparison of nothing": (("--demo", "--checks", "compare"), 10, "verify compare BEFORE AFTER"),

@@ -155,11 +155,6 @@ class ServerProcess:
         return self._died
 
     @property
-    def log_seen(self) -> bool:
-        """Tell that its log can be read."""
-        return True
-
-    @property
     def mark(self) -> int:
         """Return the present end of the log."""
         try:

@@ -39,7 +39,6 @@ class Acceptance:
         chance: the same of drafts alone, for the same texts again.
         rate: share of drafted tokens that were accepted, 0 to 1.
         drafts: requests times steps.
-        positions: share of drafts whose token was accepted, by position.
     """
 
     mal: float
@@ -47,7 +46,6 @@ class Acceptance:
     chance: float
     rate: float
     drafts: float
-    positions: tuple[float, ...]
 
     @property
     def accepted(self) -> float:
@@ -74,7 +72,7 @@ def acceptance(observation: Observation) -> Acceptance | None:
     mal = seen.mean_acceptance_length
     chance = math.sqrt(_variance(seen.position_rates, mal - 1) / seen.drafts)
     error = max(chance, mal * _between_requests(observation))
-    return Acceptance(mal, error, chance, seen.acceptance_rate, seen.drafts, seen.position_rates)
+    return Acceptance(mal, error, chance, seen.acceptance_rate, seen.drafts)
 
 
 def _variance(positions: Sequence[float], mean: float) -> float:

@@ -36,9 +36,7 @@ def _words() -> dict[str, list[str]]:
     return tomllib.loads((resources.files(__package__) / "words.toml").read_text(encoding="utf-8"))
 
 
-def write_document(
-    tokens: int, seed: int, needle: str = "", words_per_token: float = WORDS_PER_TOKEN
-) -> tuple[str, str]:
+def write_document(tokens: int, seed: int, words_per_token: float = WORDS_PER_TOKEN) -> tuple[str, str]:
     """Return a document that ends with a question about it, and the answer.
 
     Its length is a number of words, because no tokenizer is available; the true count comes back in the
@@ -55,7 +53,7 @@ def write_document(
     if tokens < _LEAST_TOKENS:
         raise ValueError(f"a document needs at least {_LEAST_TOKENS} tokens, not {tokens}")
     random_ = random.Random(f"document {tokens} {seed}")  # noqa: S311 - words, not secrets
-    name = needle or random_.choice(_words()["needles"])
+    name = random_.choice(_words()["needles"])
     code = str(random_.randrange(100_000, 1_000_000))
     question = (
         f"These were the notes. What is the code for {name}? Give the code first. Then sum up in your own "
@@ -230,7 +228,6 @@ class Corpus:
         self,
         tokens: int,
         seed: int,
-        needle: str = "",
         salt: str = "",
         words_per_token: float = WORDS_PER_TOKEN,
     ) -> Prompt:
@@ -243,8 +240,8 @@ class Corpus:
         Returns:
             The prompt, of category ``extraction``; its `expect` is the code.
         """
-        nonce = digest_of(["document", tokens, seed, needle, salt])[:12]
-        text, code = write_document(tokens, seed, needle, words_per_token)
+        nonce = digest_of(["document", tokens, seed, "", salt])[:12]
+        text, code = write_document(tokens, seed, words_per_token)
         return Prompt(
             name=f"document/{tokens}/{nonce}", category="extraction", text=f"[{nonce}]\n{text}", expect=code
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 
 import msgspec
 
-from sparkwright.engine.metrics.counters import Speculation, hit_rate, speculation
-from sparkwright.engine.observations import MetricsSnapshot, Observation
+from sparkwright.engine.metrics.counters import hit_rate
+from sparkwright.engine.observations import Observation
 from sparkwright.verify.checks.figures import Figures, figures
 from sparkwright.verify.checks.triage import troubles
 from sparkwright.verify.run import Run
@@ -40,34 +41,18 @@ def cells(run: Run) -> tuple[CellFigures, ...]:
 
 
 def _cell(observation: Observation, speed: float) -> CellFigures:
-    spec = _speculation(observation.before, observation.after)
-    # counters that restarted are of no use; the client's times still are
-    judged = observation
-    if not (spec and observation.counted):
-        judged = msgspec.structs.replace(observation, before=None, after=None)
+    bare, hits = msgspec.structs.replace(observation, before=None, after=None), math.nan
+    try:
+        found = figures(observation if observation.counted else bare, speed)
+    except ValueError:  # counters that restarted are of no use; the client's times still are
+        found = figures(bare, speed)
+    if observation.before is not None and observation.after is not None:
+        with contextlib.suppress(ValueError):
+            hits = hit_rate(observation.before, observation.after)
     return CellFigures(
-        **vars(figures(judged, speed)),
+        **vars(found),
         observation=observation,
         key=observation.cell.key,
-        hit_rate=_hits(observation.before, observation.after),
+        hit_rate=hits,
         trouble=tuple(trouble.cause for trouble in troubles(observation)),
     )
-
-
-def _speculation(before: MetricsSnapshot | None, after: MetricsSnapshot | None) -> Speculation | None:
-    """Return the result of drafting, if there are counters and they did not restart."""
-    if before is None or after is None:
-        return None
-    try:
-        return speculation(before, after)
-    except ValueError:
-        return None
-
-
-def _hits(before: MetricsSnapshot | None, after: MetricsSnapshot | None) -> float:
-    if before is None or after is None:
-        return math.nan
-    try:
-        return hit_rate(before, after)
-    except ValueError:
-        return math.nan
