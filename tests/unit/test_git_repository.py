@@ -130,38 +130,35 @@ def test_ids_do_not_depend_on_the_machine_or_its_user(tmp_path: Path) -> None:
     plain = compute(tmp_path, "plain")
     hook = tmp_path / "hook"
     subprocess.run(["git", "init", "--quiet", hook], check=True, capture_output=True)
-    machines: dict[str, dict[str, str]] = {
-        "zone": {"TZ": "Pacific/Kiritimati", "LC_ALL": "C.utf8", "LANGUAGE": "de"},
-        "ascii": {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
-        "user": {
-            "GIT_AUTHOR_NAME": "Me",
-            "GIT_COMMITTER_EMAIL": "me@example.org",
-            "GIT_AUTHOR_DATE": "1 +0100",
-        },
-        "config": hostile_home(tmp_path),
-        "variables": {
-            "GIT_CONFIG_COUNT": "1",
-            "GIT_CONFIG_KEY_0": "merge.renames",
-            "GIT_CONFIG_VALUE_0": "nonsense",
-            "GIT_DEFAULT_HASH": "sha256",
-            "GIT_EXTERNAL_DIFF": "/bin/false",
-            "GIT_LITERAL_PATHSPECS": "0",
-            "GIT_TEMPLATE_DIR": "/nonexistent",
-        },
-        "hook": {
-            "GIT_DIR": str(hook / ".git"),
-            "GIT_WORK_TREE": str(hook),
-            "GIT_INDEX_FILE": str(hook / ".git" / "index"),
-            "GIT_OBJECT_DIRECTORY": str(hook / ".git" / "objects"),
-            "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(hook / "nowhere"),
-            "GIT_QUARANTINE_PATH": str(hook / ".git" / "objects"),
-            "GIT_PREFIX": "sub/",
-            "GIT_NAMESPACE": "other",
-        },
+    elsewhere = {
+        "TZ": "Pacific/Kiritimati",
+        "LC_ALL": "C.utf8",
+        "LANGUAGE": "de",
+        "GIT_AUTHOR_NAME": "Me",
+        "GIT_COMMITTER_EMAIL": "me@example.org",
+        "GIT_AUTHOR_DATE": "1 +0100",
     }
-    for name, variables in machines.items():
-        assert compute(tmp_path, name, **variables) == plain, name
-    assert compute(tmp_path, "umask", umask=0o077) == plain
+    ascii_only = {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    in_a_hook = {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "merge.renames",
+        "GIT_CONFIG_VALUE_0": "nonsense",
+        "GIT_DEFAULT_HASH": "sha256",
+        "GIT_EXTERNAL_DIFF": "/bin/false",
+        "GIT_LITERAL_PATHSPECS": "0",
+        "GIT_TEMPLATE_DIR": "/nonexistent",
+        "GIT_DIR": str(hook / ".git"),
+        "GIT_WORK_TREE": str(hook),
+        "GIT_INDEX_FILE": str(hook / ".git" / "index"),
+        "GIT_OBJECT_DIRECTORY": str(hook / ".git" / "objects"),
+        "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(hook / "nowhere"),
+        "GIT_QUARANTINE_PATH": str(hook / ".git" / "objects"),
+        "GIT_PREFIX": "sub/",
+        "GIT_NAMESPACE": "other",
+    }
+    assert compute(tmp_path, "elsewhere", umask=0o077, **elsewhere) == plain
+    assert compute(tmp_path, "ascii", **ascii_only, **hostile_home(tmp_path)) == plain
+    assert compute(tmp_path, "hook", **in_a_hook) == plain
     # Nothing went to the repository of the hook.
     assert not [path for path in (hook / ".git" / "objects").rglob("*") if path.is_file()]
 
