@@ -209,9 +209,9 @@ def test_the_companion_with_most_modules_is_chosen_of_several_the_smallest(store
         (["sampling", "page"], FoundCompanion(one, ("page",))),
         (["page"], None),
     ):
-        assert companion_for(wheels, kit.SPEC, kit.TARGET, needed) == expected
-    assert companion_for(wheels, kit.SPEC, Target(kit.TARGET.machine, "9.0a"), ["sampling"]) is None
+        assert companion_for(wheels, kit.SPEC.version, kit.TARGET, needed) == expected
+    assert companion_for(wheels, kit.SPEC.version, Target(kit.TARGET.machine, "9.0a"), ["sampling"]) is None
     later = msgspec.structs.replace(kit.SPEC, flashinfer=kit.package("flashinfer_python-1.2.4"))
-    assert companion_for(wheels, later, kit.TARGET, ["sampling"]) is None
+    assert companion_for(wheels, later.version, kit.TARGET, ["sampling"]) is None
     one.write_bytes(one.read_bytes()[:-9])
-    assert companion_for(wheels, kit.SPEC, kit.TARGET, ["sampling"]) == FoundCompanion(both)
+    assert companion_for(wheels, kit.SPEC.version, kit.TARGET, ["sampling"]) == FoundCompanion(both)

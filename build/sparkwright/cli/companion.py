@@ -83,11 +83,10 @@ def command(
         keep_going=keep_going,
     )
     folder = dist_folder(session.checkout.folder, out).absolute()
-    made = make_companion(job, folder)
-    attach_audit(folder, made.audit)
+    wheel, passed = make_companion(job, folder)
+    attach_audit(folder, passed)
     index = publish(folder)
     left = [name for name in _chosen(spec, target.arch, recipes, modules, stated=False) if name not in chosen]
-    wheel = made.wheel
     described = {
         "path": str(wheel.path),
         "version": wheel.version,
@@ -95,9 +94,9 @@ def command(
         "size": wheel.size,
     }
     return Result(
-        {**described, "audit": made.audit.to_json(), "index": index.url, "not_ahead": left},
+        {**described, "audit": passed.to_json(), "index": index.url, "not_ahead": left},
         [
-            *companion_parts(made.audit),
+            *companion_parts(passed),
             ("wheel", wheel.path),
             ("index", index.url),
             *(("left", f"{name}: {spec.modules[name].why}{_OPEN}") for name in left),

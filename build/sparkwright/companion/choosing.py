@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from sparkwright.base.errors import SparkwrightError
-from sparkwright.companion.model import CompanionSpec
 from sparkwright.companion.package import architecture_name, is_companion
 from sparkwright.companion.wheel import read_companion
 from sparkwright.native.model import Target
@@ -29,44 +28,22 @@ class FoundCompanion:
 
 
 def companion_for(
-    wheels: Iterable[Path], spec: CompanionSpec, target: Target, needed: Sequence[str]
+    wheels: Iterable[Path], flashinfer: str, target: Target, needed: Sequence[str] | str
 ) -> FoundCompanion | None:
     """Return the wheel among *wheels* that holds most *needed* modules, the smallest; `None` if none has any.
 
     Args:
         wheels: any wheels; what is no companion, or damaged, is passed over.
-        spec: the series' list: its version of FlashInfer has to be the wheel's.
-        target: machine and card of the environment.
-        needed: names in `spec`, as from `CompanionSpec.chosen`.
-    """
-    records = _records(wheels, spec.version, target)
-    return _fullest((wheel, needed, _listed(record)) for wheel, record in records)
-
-
-def companion_of_recipe(
-    wheels: Iterable[Path], recipe: str, flashinfer: str, target: Target
-) -> FoundCompanion | None:
-    """Return that of *wheels* with most of what its record says *recipe* needs; `None` if none has any.
-
-    A recipe that a companion does not know needs what every recipe does.
-
-    Args:
-        wheels: any wheels; what is no companion, or damaged, is passed over.
-        recipe: name of the recipe.
         flashinfer: version of FlashInfer in the environment.
         target: machine and card of the environment.
+        needed: names in the series' list, as from `CompanionSpec.chosen`; or a recipe, which needs what each
+            companion's record says. One that a companion does not know needs what every recipe does.
     """
-    records = _records(wheels, flashinfer, target)
-    return _fullest((wheel, _needs(record, recipe), _listed(record)) for wheel, record in records)
-
-
-def _fullest(offered: Iterable[tuple[Path, Sequence[str], set[str]]]) -> FoundCompanion | None:
-    """Return the companion with the fewest missing modules, of several the smallest."""
-    found = [
-        FoundCompanion(wheel, tuple(name for name in needed if name not in listed))
-        for wheel, needed, listed in offered
-        if not listed.isdisjoint(needed)
-    ]
+    found = []
+    for wheel, record in _records(wheels, flashinfer, target):
+        names = _needs(record, needed) if isinstance(needed, str) else needed
+        if not (listed := _listed(record)).isdisjoint(names):
+            found.append(FoundCompanion(wheel, tuple(name for name in names if name not in listed)))
     return min(
         found, key=lambda one: (len(one.missing), one.wheel.stat().st_size, one.wheel.name), default=None
     )

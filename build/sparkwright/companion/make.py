@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from sparkwright.base.events import emit
@@ -22,16 +21,8 @@ _RUNTIME = "cuda-runtime"
 """The lock's name of the only library of CUDA that FlashInfer's modules are linked against."""
 
 
-@dataclass(frozen=True)
-class MadeCompanion:
-    """A finished companion and its audit, which it passed."""
-
-    wheel: CompanionWheel
-    audit: CompanionAudit
-
-
-def make_companion(job: CompanionJob, out: Path) -> MadeCompanion:
-    """Return the companion of *job* in the folder *out*, audited.
+def make_companion(job: CompanionJob, out: Path) -> tuple[CompanionWheel, CompanionAudit]:
+    """Return the companion of *job* in the folder *out*, and the audit that it passed.
 
     Raises:
         AuditError: it failed its audit; it is removed.
@@ -54,7 +45,7 @@ def make_companion(job: CompanionJob, out: Path) -> MadeCompanion:
     except Exception:
         wheel.path.unlink(missing_ok=True)
         raise
-    return MadeCompanion(wheel, audit)
+    return wheel, audit
 
 
 def audited(access: Access, lock: Lock, spec: CompanionSpec, wheel: Path) -> CompanionAudit:

@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from sparkwright.base.errors import UnknownNameError
-from sparkwright.companion.choosing import FoundCompanion, companion_of_recipe
+from sparkwright.companion.choosing import FoundCompanion, companion_for
 from sparkwright.companion.package import PROJECT as COMPANION
 from sparkwright.companion.package import architecture_name
 from sparkwright.lock.model import Artifact
@@ -75,7 +75,7 @@ class ChannelOffer:
             of_card = machine == target.machine and architecture_name(target) in local.split(".")
             if of_card and (file.project, release) == (COMPANION, flashinfer):
                 offered.append(self._fetched(file))
-        return companion_of_recipe(offered, recipe, flashinfer, target)
+        return companion_for(offered, flashinfer, target, recipe)
 
     def _fetched(self, file: ListedWheel) -> Path:
         """Return a wheel with the bytes that were signed, as a copy: others may write to a folder."""
