@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,24 +15,20 @@ from test_publish_targets import credentials
 from sparkwright.base.errors import TamperedError
 from sparkwright.publish.offer import requirements
 from sparkwright.publish.places import open_mirror, open_target
+from sparkwright.publish.target import Target
 from sparkwright.upstream.settings import IndexSettings
 
 OLD, NEW = "0.24.0+spark.9.ffffffff", "0.24.0+spark.10.10000001"
 
 
-@pytest.fixture(params=["folder", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple]:
-    """Give the target of a server, the address under which clients read it, and what lets them."""
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Target, str]]:
+    """Give the target of an S3 server, and the server's address; test_channel_clients.py reads a folder's."""
     credentials(monkeypatch)
     folder = tmp_path / "server"
     folder.mkdir()
-    with contextlib.ExitStack() as stack:
-        if request.param == "folder":
-            yield open_target(str(folder)), stack.enter_context(target_kit.web_server(folder)), lambda: None
-            return
-        server = stack.enter_context(target_kit.s3_server(folder))
-        target = open_target(f"s3://wheels/p?endpoint={server}")
-        yield target, f"{server}/wheels/p", lambda: target_kit.make_public(server)
+    with target_kit.s3_server(folder) as server:
+        yield open_target(f"s3://wheels/p?endpoint={server}"), server
 
 
 def installed(client: str, wanted: bytes, into: Path) -> str:
@@ -51,8 +46,8 @@ def installed(client: str, wanted: bytes, into: Path) -> str:
     return info.name.removeprefix("vllm-").removesuffix(".dist-info")
 
 
-def test_a_channel_on_a_server(place: tuple, tmp_path: Path) -> None:
-    target, address, make_public = place
+def test_a_channel_on_a_server(place: tuple[Target, str], tmp_path: Path) -> None:
+    target, server = place
     world = ChannelWorld(tmp_path)
     publisher = world.publisher(target)
     for version in (OLD, NEW):
@@ -60,8 +55,8 @@ def test_a_channel_on_a_server(place: tuple, tmp_path: Path) -> None:
     settings = IndexSettings(timeout_s=20.0, attempts=2, backoff_s=0.01)
 
     def offered() -> bytes:
-        make_public()
-        mirror, _ = open_mirror(f"{address}/channels/stable", settings)
+        target_kit.make_public(server)
+        mirror, _ = open_mirror(f"{server}/wheels/p/channels/stable", settings)
         return requirements(mirror, world.verify("stable", mirror=mirror).state.offered[0])
 
     wanted = offered()

@@ -67,10 +67,9 @@ def pip_download(index: str, wanted: str, target: Path, *options: str) -> list[s
     return [path.name for path in target.iterdir()]
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-def test_pip_downloads_from_files(dist: Path, version: str, tmp_path: Path) -> None:
-    names = pip_download((dist / "simple").as_uri(), f"vllm=={version}", tmp_path)
-    assert names == [f"vllm-{version}-cp38-abi3-{PLATFORM}.whl"]
+def test_pip_downloads_from_files(dist: Path, tmp_path: Path) -> None:
+    names = pip_download((dist / "simple").as_uri(), f"vllm=={VERSIONS[0]}", tmp_path)
+    assert names == [f"vllm-{VERSIONS[0]}-cp38-abi3-{PLATFORM}.whl"]
     assert wheelkit.sha256(tmp_path / names[0]) == wheelkit.sha256(dist / names[0])
 
 

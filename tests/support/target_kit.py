@@ -50,15 +50,6 @@ def process(argv: list[str | Path], port: int, log: Path) -> Iterator[subprocess
 
 
 @contextlib.contextmanager
-def web_server(folder: Path) -> Iterator[str]:
-    """Run a plain web server over *folder*; give its address."""
-    port = free_port()
-    argv: list[str | Path] = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"]
-    with process([*argv, "--directory", folder], port, folder.with_name(f"{folder.name}.log")):
-        yield f"http://127.0.0.1:{port}"
-
-
-@contextlib.contextmanager
 def s3_server(folder: Path) -> Iterator[str]:
     """Run moto's S3 server with the bucket ``wheels``; give its address."""
     port = free_port()
