@@ -80,10 +80,10 @@ def test_no_machine_is_left(tmp_path, url, hosts, here):
 
 def test_a_program_that_is_killed_is_run_again_on_another_machine(tmp_path, url, hosts, here):
     """The worker lives on: it is the task's own process that is killed."""
-    hosts[0].install(compiling="remote_units.compile_units = lambda *_: os.kill(os.getpid(), 9)")
+    hosts[0].install(compiling="task.compile_units = lambda *_: os.kill(os.getpid(), 9)")
     home = make_home(tmp_path / "home", url, hosts)
     assert build(home.builder, home.inputs)[0].sha256 == here
-    hosts[1].install(compiling="remote_units.compile_units = lambda *_: os.kill(os.getpid(), 9)")
+    hosts[1].install(compiling="task.compile_units = lambda *_: os.kill(os.getpid(), 9)")
     again = make_home(tmp_path / "again", url, hosts)
     with pytest.raises(TaskLostError, match="did not arrive") as error:
         build(again.builder, again.inputs)
@@ -194,7 +194,7 @@ build(home.builder, home.inputs)
 )
 def test_workers_end_with_the_build_that_is_killed(tmp_path, url, hosts, after_s):
     for host in hosts:
-        host.install(compiling="import time; remote_units.compile_units = lambda *_: time.sleep(600)")
+        host.install(compiling="import time; task.compile_units = lambda *_: time.sleep(600)")
     search = os.pathsep.join([str(SUPPORT), str(SOURCE_ROOT)])
     words = [sys.executable, "-c", _BUILD, tmp_path / "home", url, *(host.sshd.host for host in hosts)]
     with subprocess.Popen(

@@ -12,7 +12,7 @@ from typing import Any
 import click
 import msgspec
 
-from sparkwright.base.config import to_builtins
+from sparkwright.base.config import decode_json, to_builtins
 from sparkwright.base.errors import ConfigError, IncompatibleOptionsError
 from sparkwright.cli.globals import Group, takes, taking
 from sparkwright.cli.output import printable
@@ -200,7 +200,7 @@ def _object(text: str) -> dict[str, Any]:
         ConfigError: it is none.
     """
     try:
-        return msgspec.json.decode(text or "{}", type=dict[str, Any])
+        return decode_json(text or "{}", dict[str, Any])
     except msgspec.MsgspecError as error:
         raise ConfigError(
             "--speculative is no object of JSON",
