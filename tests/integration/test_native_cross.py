@@ -1,4 +1,4 @@
-"""What CMake asks compilers for on the merged tree of vLLM; `make test-native` compiles it."""
+"""Compiler commands that CMake generates for the merged tree of vLLM; `make test-native` runs them."""
 
 from dataclasses import replace
 from pathlib import Path

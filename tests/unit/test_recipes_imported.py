@@ -239,7 +239,7 @@ def test_a_secret_is_known_by_its_name(name: str) -> None:
 
 
 def test_a_secret_in_a_description_or_the_models_address_is_not_kept() -> None:
-    token = "hf_abcdefghijklmnopqrst"  # noqa: S105 - of nobody
+    token = "hf_abcdefghijklmnopqrst"  # noqa: S105 - made up, opens nothing
     text = "model: org/m\nname: {0}\ndescription: {0} of mine\n"
     assert import_recipe(text.format("Mine"))[0].title == "Mine of mine"
     recipe = import_recipe(text.format(token))[0]

@@ -21,7 +21,7 @@ from sparkwright.base.events import JsonlSink, subscribe
 from sparkwright.base.text import clean
 
 NOT_OURS = (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError)
-"""What ends a command without a failure of its own."""
+"""Exceptions of click and of a closed pipe, which end a command and are not reported as our errors."""
 _DEBUG = "SPARKWRIGHT_DEBUG"
 _owed: ContextVar[bool] = ContextVar("owed", default=False)
 """True while a JSON document is still to be printed."""
