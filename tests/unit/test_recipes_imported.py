@@ -238,6 +238,11 @@ def test_a_secret_is_known_by_its_name(name: str) -> None:
     assert "word" not in f"{recipe_text(recipe)} {remarks}"
 
 
+def test_what_a_condition_decides_is_named_and_a_secret_of_it_without_its_value() -> None:
+    script = "X_TOKEN=one\nMODE=one\nif [ $A ]; then\n X_TOKEN=hidden\n MODE=other\nfi\nvllm serve org/m"
+    assert [one.what for one in import_recipe(script)[1]] == ["X_TOKEN", "MODE=other"]
+
+
 def test_a_secret_in_a_description_or_the_models_address_is_not_kept() -> None:
     token = "hf_abcdefghijklmnopqrst"  # noqa: S105 - made up, opens nothing
     text = "model: org/m\nname: {0}\ndescription: {0} of mine\n"

@@ -14,6 +14,13 @@ def test_checks_have_the_names_of_their_modules() -> None:
     assert {"boot", "sweep", "crash", "context", "coherence", "bands"} <= set(ALL)
     assert set(ALL) < {one.name for one in pkgutil.iter_modules(checks.__path__)}
     assert all(check.name == name for name, check in ALL.items())
+    modules = [
+        importlib.import_module(f"{checks.__name__}.{one.name}")
+        for one in pkgutil.iter_modules(checks.__path__)
+    ]
+    assert len([module for module in modules if hasattr(module, "CHECK")]) == len(ALL), (
+        "each has a name of its own"
+    )
     assert all(importlib.import_module(f"{checks.__name__}.{name}").CHECK is ALL[name] for name in ALL)
 
 

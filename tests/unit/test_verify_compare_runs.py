@@ -222,6 +222,7 @@ def test_the_page_names_both_sides() -> None:
     page = render_html(compare_runs([old], [new]))
     assert "server (0.24.0) → server (0.33.0)" in page
     assert "Tested server against baseline" in page
+    assert "Throughput and latency over concurrency" in page
 
 
 # The command ---------------------------------------------------------------------------------------------

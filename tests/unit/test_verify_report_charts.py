@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from verify_kit import Server
 
 from sparkwright.engine.cell import Cell, Load
-from sparkwright.engine.observations import Observation
+from sparkwright.engine.observations import FailureKind, Observation
 from sparkwright.verify.report.charts import Chart, charts_of
 from sparkwright.verify.report.figures import cells
 from sparkwright.verify.report.overview import level_table, levels
@@ -81,6 +81,14 @@ def test_equal_arms_have_intervals_that_overlap() -> None:
     assert all(a.low < b.high and b.low < a.high for a, b in zip(one, other, strict=True))
 
 
+def test_key_figures_are_of_the_server_under_test_alone() -> None:
+    made = [replace(one, cell=replace(one.cell, check="sweep")) for one in compared(62.0).observations]
+    tested = [one for one in made if one.cell.arm == "main"]
+    assert len(tested) < len(made)
+    both, alone = (levels(cells(Run(observations=some)), 1.0) for some in (made, tested))
+    assert both == alone
+
+
 def test_one_start_has_no_interval() -> None:
     found = charts(compared(step_ms=50.0, starts=1))["load"]
     assert "intervals" not in found.meaning
@@ -88,15 +96,14 @@ def test_one_start_has_no_interval() -> None:
 
 
 def test_what_cannot_be_trusted_is_not_drawn() -> None:
-    run = report_kit.unhealthy()
-    troubled = {
-        cell.concurrency for cell in cells(run) if cell.observation.cell.check == "sweep" and cell.trouble
-    }
-    assert troubled == {64}
-    whole = [cell for cell in cells(run) if cell.observation.cell.check == "sweep"]
-    left = [cell for cell in whole if cell.concurrency != 64]
-    kept = dataclasses.replace(run, observations=[cell.observation for cell in left])
-    assert values(charts(run)["load"], "tokens/s")[:-1] == values(charts(kept)["load"], "tokens/s")
+    """A cell counts as a whole or not at all: one of its requests stalled."""
+    whole = [one for one in report_kit.healthy().observations if one.cell.check == "sweep"]
+    last = whole.pop()
+    stalled = report_kit.failing(last, FailureKind.STALL, "no token for 60 s").samples[0]
+    spoilt = replace(last, samples=(stalled, *last.samples[1:]))
+    assert spoilt.counted
+    drawn, left = (charts(Run(observations=some))["load"].rows for some in ([*whole, spoilt], whole))
+    assert drawn == left != charts(Run(observations=[*whole, last]))["load"].rows
 
 
 def test_without_a_course_there_is_no_chart() -> None:

@@ -9,6 +9,7 @@ when it is first used, and crashes the process where two threads are the first o
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 import tomllib
@@ -53,7 +54,7 @@ def parse_toml(data: bytes, model: type[T], *, newest_format: int, name: str) ->
         ConfigError: it is not TOML, or does not match the model.
     """
     try:
-        tables = _tables(data)
+        tables = copy.deepcopy(_tables(data))  # models keep what is nested
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{name} is not valid TOML", because=str(error)) from error
     number = tables.get("format")

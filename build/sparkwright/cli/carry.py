@@ -43,7 +43,6 @@ command.add_command(prove)
 
 
 def _find(session: Session, name: str) -> Carry:
-
     known = load_carries(session.checkout.carries)
     if name not in known:
         raise unknown_name("carry", name, sorted(known))
@@ -163,7 +162,6 @@ def _files(paths: Iterable[str]) -> Iterator[Part]:
 
 
 def _changed(patch: bytes) -> Iterator[Part]:
-
     return _files(file.path for file in parse_patch(patch, name="the change").files)
 
 
@@ -261,7 +259,6 @@ def edit(session: Session, *, folder: Path, name: str | None, target: TargetOpti
 
 
 def _editor(job: Job) -> CarryEditor:
-
     return CarryEditor(
         repository=job.repository,
         pristine=job.pristine.tree,
@@ -290,7 +287,6 @@ def refresh(session: Session, *, name: str, folder: Path | None, target: TargetO
 
 
 def _refresh_pull(session: Session, carry: Carry, before: PullRequest) -> Result:
-
     session.require_network(f"the head of pull request {before.number}")
     found = resolve_pull(session.store, before.repository, before.number, branch=before.branch)
     now = found.pin
@@ -309,7 +305,6 @@ def _refresh_pull(session: Session, carry: Carry, before: PullRequest) -> Result
 
 
 def _refresh_own(session: Session, job: Job, carry: Carry, folder: Path | None) -> Result:
-
     lock = job.spec.lock
     require_editable(carry, lock.release.version)
     work = session.checkout.root / ".sparkwright" / "refresh" / carry.name

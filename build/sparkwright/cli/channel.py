@@ -66,7 +66,6 @@ def _signing(function: Callable[..., R]) -> Callable[..., R]:
 
     @functools.wraps(function)
     def wrapper(session: Session, *, target: str, adopt: bool, **arguments: Any) -> R:
-
         publisher = ChannelPublisher(_open_place(session.checkout.folder, target), default_trust(), adopt)
         return function(session, publisher=publisher, **arguments)
 
@@ -252,7 +251,6 @@ def _change(state: ChannelState) -> str:
 
 
 def _described(state: ChannelState) -> dict[str, Any]:
-
     return {**to_builtins(state), "digest": state.digest}
 
 
@@ -334,7 +332,6 @@ def _described_root(root: ChannelRoot) -> dict[str, Any]:
 
 
 def _shown_keys(keys: ChannelKeys, *more: tuple[str, str]) -> Result:
-
     root, digest = keys.root, sha256_bytes(keys.root.data)
     signs = {
         one: [role for role, of in root.root.roles.items() if one in of.keyids] for one in root.root.keys

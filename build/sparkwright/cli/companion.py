@@ -162,7 +162,6 @@ def _spec(session: Session) -> CompanionSpec:
 
 
 def _target(session: Session, platform: str, arch: str) -> Target:
-
     return Target(platform, arch or require_native(session.checkout.lock).arch)
 
 

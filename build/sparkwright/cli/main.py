@@ -71,7 +71,7 @@ class _LateGroup(Group):
         del ctx
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
-        with formatter.section("Options of most commands"):
+        with formatter.section("Options of most commands, behind their names"):
             formatter.write_dl([(", ".join(one.opts), str(one.help)) for one in GLOBAL_OPTIONS])
 
 

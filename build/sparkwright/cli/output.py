@@ -22,6 +22,7 @@ from sparkwright.base.text import clean
 
 NOT_OURS = (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError)
 """Exceptions of click and of a closed pipe, which end a command and are not reported as our errors."""
+EVENTS = "events.jsonl"
 _DEBUG = "SPARKWRIGHT_DEBUG"
 _owed: ContextVar[bool] = ContextVar("owed", default=False)
 """True while a JSON document is still to be printed."""
@@ -124,6 +125,6 @@ def events_kept(folder: Path, instead: str = "point SPARKWRIGHT_HOME to another 
     from sparkwright.store import storing
 
     with storing(f"writing to {folder}", instead=instead):
-        log = JsonlSink(folder / "events.jsonl")
+        log = JsonlSink(folder / EVENTS)
     with crashes_kept(folder), contextlib.closing(log), subscribe(log):
         yield

@@ -94,7 +94,6 @@ def show(*, name: str, use: str | None, alone: bool) -> Result:
 
 
 def _evidence(recipe: Recipe) -> str:
-
     if recipe.grade == "never" and recipe.near_grade != "never":
         return f"{GRADES['never']}; the nearest: {recipe.near_grade}, {GRADES[recipe.near_grade]}"
     return f"{recipe.grade}, {GRADES[recipe.grade]}"

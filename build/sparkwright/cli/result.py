@@ -36,7 +36,9 @@ class Table(NamedTuple):
     @classmethod
     def of(cls, entries: Iterable[Mapping[str, Any]], columns: Mapping[str, str], title: str = "") -> Self:
         """Return *columns*, keys by their headings, of *entries* of the JSON document."""
-        rows = [[str(entry[key] or "") for key in columns.values()] for entry in entries]
+        rows = [
+            ["" if entry[key] is None else str(entry[key]) for key in columns.values()] for entry in entries
+        ]
         return cls(tuple(columns), rows, title)
 
 

@@ -59,7 +59,6 @@ from sparkwright.serve.watchdog import WatchLimits
 from sparkwright.store import Store, open_store
 from sparkwright.wheel.names import parse_name
 
-# The extra of this name in pyproject.toml.
 _SOURCES = ("wheel", "channel", "python")
 _JSON_S, _TEXT_S = 10.0, 30.0  # between two states
 
@@ -148,7 +147,6 @@ def command(
 
 
 def _options(recipe: Recipe, asked: dict[str, Any], *, as_json: bool) -> ServeOptions:
-
     key_file: Path | None = asked["key_file"]
     return ServeOptions(
         host=asked["host"],

@@ -37,9 +37,6 @@ from sparkwright.serve.service.change import has_systemd
 from sparkwright.serve.service.model import ServiceOptions, ServicePlaces, ServiceRecord
 from sparkwright.serve.settings import reachable, read_key, shell_key, with_settings
 
-# Of the extra `serve`.
-
-
 _SCOPE = click.option(
     "--user/--system",
     "of_user",
@@ -231,7 +228,6 @@ def _places(name: str, asked: dict[str, Any]) -> ServicePlaces:
 def _described(
     recipe: str, asked: dict[str, Any], *, offline: bool, force: bool
 ) -> tuple[Recipe, ServiceOptions, ServicePlaces]:
-
     chosen = with_settings(served_recipe(recipe, asked["use"]), asked["settings"])
     if chosen.model.startswith(REHEARSAL):
         raise ConfigError(

@@ -28,7 +28,6 @@ Work = Callable[[Access, Any], object]
 
 
 def _units() -> tuple[type, Work]:
-
     return UnitsRequest, lambda access, request: compile_units(request, access)
 
 

@@ -27,7 +27,7 @@ from sparkwright.cli.options import (
     require_libraries,
     together,
 )
-from sparkwright.cli.output import NOT_OURS, events_kept
+from sparkwright.cli.output import EVENTS, NOT_OURS, events_kept
 from sparkwright.cli.preflight import check_before_verify
 from sparkwright.cli.result import Result, Table
 from sparkwright.cli.terminal import showing_events
@@ -166,7 +166,6 @@ def options_of(wheel: Path | None, asked: dict[str, Any]) -> VerifyOptions:
     return VerifyOptions(**given, simulator=demo)
 
 
-_EVENTS = "events.jsonl"
 _SUBCOMMANDS = {
     "compare": "sparkwright.cli.verify_compare",
     "eval": "sparkwright.cli.verify_eval",
@@ -364,8 +363,8 @@ def _kept(folder: Path) -> Iterator[None]:
 
 def _remove_unbegun(made: list[Path]) -> None:
     """Remove the folders in *made*, a run's own first, if nothing is in it but what the command did."""
-    if made and [path.name for path in made[0].iterdir()] == [_EVENTS]:
-        (made[0] / _EVENTS).unlink()
+    if made and made[0].is_dir() and [path.name for path in made[0].iterdir()] == [EVENTS]:
+        (made[0] / EVENTS).unlink()
         with contextlib.suppress(OSError):  # something else is in one that we made
             for place in made:
                 place.rmdir()
@@ -389,19 +388,14 @@ def shown_plan(plan: Plan) -> Result:
     """Return the cells of *plan*, and how long they take by typical rates."""
     found = plan.estimate()
     names = ("measurements", "requests", "tokens")
-    sizes = {one.check: (one.cells, one.requests, one.tokens) for one in found.shares}
-    seconds = {one.check: one.seconds for one in found.shares}
-    rows = [
-        (check, *map("{:,}".format, size), human_seconds(seconds[check]))
-        for check, size in sizes.items()
-        if size[0]
-    ]
+    rows, checks = list[tuple[str, ...]](), {}
+    for one in found.shares:
+        sizes = (one.cells, one.requests, one.tokens)
+        checks[one.check] = {**dict(zip(names, sizes, strict=True)), "seconds": round(one.seconds, 1)}
+        if one.cells:
+            rows.append((one.check, *map("{:,}".format, sizes), human_seconds(one.seconds)))
     rows += [("starts", "", "", "", human_seconds(found.before_s))] if found.before_s else []
     rows.append(("together", *map("{:,}".format, found.totals), human_seconds(found.seconds)))
-    checks = {
-        check: {**dict(zip(names, size, strict=True)), "seconds": round(seconds[check], 1)}
-        for check, size in sizes.items()
-    }
     totals = dict(zip(names, found.totals, strict=True))
     return Result(
         {"checks": checks, **totals, "starts": found.starts, "seconds": round(found.seconds, 1)},

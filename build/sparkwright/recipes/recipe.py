@@ -159,7 +159,7 @@ class Recipe(Model, frozen=True):
                 raise ConfigError(
                     f"{name!r} cannot be the name of a served model",
                     because="clients ask for a word of plain ASCII that does not begin with a dash",
-                    next_step="give another --served-model-name",
+                    next_step="give another name: --set served-model-name=NAME",
                 )
         return tuple(map(str, names))
 

@@ -27,6 +27,7 @@ def storing(what: str, *, instead: str = "point SPARKWRIGHT_HOME to another disk
         errno.ENOSPC: f"free some space, or {instead}",
         errno.EDQUOT: f"raise the quota, or {instead}",
         errno.EROFS: instead,
+        errno.ENOTDIR: f"a file stands where a folder has to be: {instead}",
         errno.EACCES: f"check the owner and mode of that folder, or {instead}",
         errno.EPERM: f"check the owner and mode of that folder, or {instead}",
         errno.EIO: "check the disk",

@@ -246,6 +246,8 @@ REFUSED = {
     "no address at all": (("--url", "foo"), 10, "foo"),
     "a password": (("--url", f"http://bob:{KEY}@127.0.0.1:9"), 10, "127.0.0.1:9"),
     "for ever": (("--demo", "--speed=inf"), 10, "--speed"),
+    "a folder below a file": (("--demo", "--out", f"{__file__}/out"), 70, "name another folder"),
+    "a folder in a read-only place": (("--demo", "--out", "/sys/nothing/here"), 70, "name another folder"),
     "a rate without limits": (("--demo", "--checks", "capacity"), 10, "--slo"),
     "no limits": (("--demo", "--slo", ""), 2, "it is empty"),
     "no limits of settings": (("compare", "smoke", "--demo", "--slo", " "), 2, "it is empty"),

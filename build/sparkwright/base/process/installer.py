@@ -33,25 +33,32 @@ def uv_program() -> str:
     )
 
 
-def make_venv(folder: Path) -> None:
-    """Make an empty environment of this interpreter in *folder*.
+def make_venv(folder: Path, *, offline: bool = False) -> None:
+    """Make an environment of this interpreter in *folder*, which may hold other files.
 
     Raises:
         ProcessError: it cannot be made.
         ToolError: uv is not installed.
     """
-    run([uv_program(), "venv", "--quiet", "--python", sys.executable, folder], timeout=_LIMIT_S)
+    words = ("venv", "--quiet", "--allow-existing", *_network(offline), "--python", sys.executable)
+    run([uv_program(), *words, folder], timeout=_LIMIT_S)
 
 
-def install_packages(python: Path, words: Sequence[str | Path]) -> None:
+def install_packages(python: Path, words: Sequence[str | Path], *, offline: bool = False) -> None:
     """Install packages into the environment of *python*.
 
     Args:
         python: its interpreter.
-        words: arguments of ``pip install``.
+        words: arguments of ``uv pip install``.
+        offline: take packages from uv's cache alone.
 
     Raises:
         ProcessError: something cannot be installed.
         ToolError: uv is not installed.
     """
-    run([uv_program(), "pip", "install", "--quiet", "--python", python, *words], timeout=_LIMIT_S)
+    place = ("--python", python)
+    run([uv_program(), "pip", "install", "--quiet", *_network(offline), *place, *words], timeout=_LIMIT_S)
+
+
+def _network(offline: bool) -> tuple[str, ...]:  # noqa: FBT001 - the only argument
+    return ("--offline",) if offline else ()

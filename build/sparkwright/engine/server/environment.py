@@ -7,16 +7,15 @@ import hashlib
 import json
 import re
 import shutil
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sparkwright.base.digests import sha256_bytes, sha256_file
 from sparkwright.base.errors import NotInStoreError, ProcessError, ServerError, ToolError
+from sparkwright.base.process import install_packages, make_venv
 
 _BEGUN = ".sparkwright-environment"
 _DONE = ".sparkwright-wheel.json"
-_INSTALL_S = 3600.0
 # Of uv and pip, where something is neither installed nor cached.
 _NOT_CACHED = re.compile("network was disabled|not found in the cache|No matching distribution found")
 _ADDRESS = re.compile(r" @ file://\S+")
@@ -168,16 +167,10 @@ def _wanted(folder: Path, wheel: Path, requirements: str) -> list[str | Path]:
 def _make(
     folder: Path, python: Path, wanted: list[str | Path], overrides: Sequence[str], *, offline: bool
 ) -> None:
-    """Create the environment and install *wanted*: with uv."""
-    from sparkwright.base.process import run, uv_program
-
-    uv, cached = uv_program(), ["--offline"] if offline else []
-    run(
-        [uv, "venv", "--quiet", "--allow-existing", *cached, "--python", sys.executable, folder],
-        timeout=_INSTALL_S,
-    )
+    """Create the environment and install *wanted*."""
+    make_venv(folder, offline=offline)
     if overrides:
         listed = folder / "overrides.txt"
         listed.write_text("\n".join(overrides) + "\n", encoding="utf-8")
         wanted = ["--override", listed, *wanted]
-    run([uv, "pip", "install", "--quiet", *cached, "--python", python, *wanted], timeout=_INSTALL_S)
+    install_packages(python, wanted, offline=offline)

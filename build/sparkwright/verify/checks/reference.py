@@ -106,7 +106,7 @@ def require_same_model(reference: Reference, model: str, where: str) -> None:
         raise EndpointError(
             f"{where} cannot be compared with this reference",
             because=f"the reference is of {reference.model}, and the server serves {model}",
-            next_step="serve the checkpoint that it was made of, under its name (--served-model-name), or"
+            next_step="serve the checkpoint that it was made of under its name: --set served-model-name=N, or"
             " record a reference of this one",
         )
 

@@ -240,6 +240,7 @@ class Corpus:
         Returns:
             The prompt, of category ``extraction``; its `expect` is the code.
         """
+        # The empty word held a code of the caller's choice: nonces stay those of recorded runs.
         nonce = digest_of(["document", tokens, seed, "", salt])[:12]
         text, code = write_document(tokens, seed, words_per_token)
         return Prompt(
