@@ -274,7 +274,7 @@ PEERS: Mapping[str, Peer] = {
 
 def write_tokenizer(folder: Path) -> Path:
     """Write a tokenizer that needs no download into *folder*."""
-    from sparkwright.engine.tiny.tokenizer import tokenizer
+    from sparkwright.engine.tiny import tokenizer
 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer(2048)), encoding="utf-8")

@@ -10,10 +10,9 @@ import csv
 import sys
 from pathlib import Path
 
-from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.cell import Cell, Deadlines, Load, Prompt
 from sparkwright.engine.client.endpoint import Endpoint, open_session
 from sparkwright.engine.client.load import run_load
-from sparkwright.engine.deadlines import Deadlines
 
 
 async def measure(endpoint: Endpoint, level: int, requests: int, tokens: int, file: Path) -> None:

@@ -31,8 +31,7 @@ from serve_kit import Serving
 from serve_pair import parser_of, say
 from two_hosts_kit import FAST, TwoHosts, two_hosts
 
-from sparkwright.engine.tiny.models import VOCABULARY
-from sparkwright.engine.tiny.tokenizer import tokenizer, tokenizer_config
+from sparkwright.engine.tiny import VOCABULARY, tokenizer, tokenizer_config
 
 # Triton's attention: each new home would compile the PTX of FlashAttention 2 for minutes.
 RECIPE = """\

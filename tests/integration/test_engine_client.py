@@ -12,11 +12,10 @@ from aiohttp import web
 from vllm_like import MODEL, Stream, answering, data, delta, healthy, lasting, serving, token, until, usage
 
 from sparkwright.engine.arrival import ArrivalSocket
-from sparkwright.engine.cell import Load, Prompt
+from sparkwright.engine.cell import Deadlines, Load, Prompt
 from sparkwright.engine.client.endpoint import Endpoint, open_session
-from sparkwright.engine.client.lag import LagProbe
+from sparkwright.engine.client.load import LagProbe
 from sparkwright.engine.client.request import Exchange, canary
-from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.observations import FailureKind, Sample
 
 PROMPT = Prompt(name="p", category="code", text="Say it.")

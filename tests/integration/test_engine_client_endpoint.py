@@ -15,9 +15,14 @@ from kit import Recorder
 from vllm_like import METRICS, MODEL, answering, serving
 
 from sparkwright.base.errors import EndpointError
-from sparkwright.engine.client.body import MOST_BYTES
-from sparkwright.engine.client.endpoint import Endpoint, EndpointFacts, check_endpoint, open_session
-from sparkwright.engine.deadlines import Deadlines
+from sparkwright.engine.cell import Deadlines
+from sparkwright.engine.client.endpoint import (
+    MOST_BYTES,
+    Endpoint,
+    EndpointFacts,
+    check_endpoint,
+    open_session,
+)
 
 if TYPE_CHECKING:
     from aiohttp.typedefs import Handler

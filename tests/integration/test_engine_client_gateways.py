@@ -7,10 +7,9 @@ from aiohttp import web
 from kit import Recorder
 from vllm_like import Served, Stream, healthy, serving, token, usage
 
-from sparkwright.engine.cell import Load, Prompt
+from sparkwright.engine.cell import Deadlines, Load, Prompt
 from sparkwright.engine.client.endpoint import open_session
 from sparkwright.engine.client.request import Exchange
-from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.observations import FailureKind, Sample
 
 PROMPT = Prompt(name="p", category="code", text="Say it.")

@@ -11,10 +11,9 @@ import pytest
 from vllm_like import MODEL, Served, Stream, healthy, lasting, serving, until
 
 from sparkwright.base.errors import StorageError
-from sparkwright.engine.cell import REFUSED, Cell, Load, Prompt
+from sparkwright.engine.cell import REFUSED, Cell, Deadlines, Load, Prompt
 from sparkwright.engine.client.endpoint import Endpoint, open_session
 from sparkwright.engine.client.load import run_load
-from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.observations import FailureKind, Sample
 
 PROMPTS = tuple(Prompt(name=f"p{i}", category="code", text=f"Say {i}.") for i in range(3))

@@ -10,12 +10,10 @@ from typing import Any
 import pytest
 
 from sparkwright.base.errors import EndpointError, ServerError
-from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.cell import Cell, Deadlines, Load, Prompt
 from sparkwright.engine.client.endpoint import Endpoint, check_endpoint, open_session
 from sparkwright.engine.client.load import run_load
-from sparkwright.engine.client.request import canary
-from sparkwright.engine.client.tokens import count_tokens
-from sparkwright.engine.deadlines import Deadlines
+from sparkwright.engine.client.request import canary, count_tokens
 from sparkwright.engine.observations import FailureKind, Sample
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.simulator.faults import FAULTS, parse_faults

@@ -9,9 +9,9 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from sparkwright.base.errors import EndpointError
+from sparkwright.engine.cell import Deadlines
 from sparkwright.engine.client.endpoint import Endpoint, open_session
-from sparkwright.engine.client.tokens import count_tokens
-from sparkwright.engine.deadlines import Deadlines
+from sparkwright.engine.client.request import count_tokens
 
 QUICK = Deadlines(canary_s=0.5)
 

@@ -29,7 +29,7 @@ from sparkwright.store import Store
 from sparkwright.store.prune import PruneLimits, prune
 from sparkwright.store.survey import survey
 from sparkwright.verify.options import VerifyOptions
-from sparkwright.verify.remote import run_task
+from sparkwright.verify.runner import run_task
 from sparkwright.verify.setup import environment_of
 
 MACHINE = platform.machine()

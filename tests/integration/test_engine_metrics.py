@@ -13,15 +13,14 @@ from aiohttp import web
 from vllm_like import answering
 
 from sparkwright.base.errors import EndpointError, UndecidedError
-from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.cell import Cell, Deadlines, Load, Prompt
 from sparkwright.engine.client.endpoint import Endpoint
-from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.metrics.counters import CountersResetError
 from sparkwright.engine.metrics.scrape import NotQuietError, fetch_snapshot, quiesce
 from sparkwright.engine.observations import BootFacts, MetricsSnapshot, Observation
-from sparkwright.engine.servers import StandingServer
+from sparkwright.verify.check import Profile
 from sparkwright.verify.measure import measure
-from sparkwright.verify.profile import Profile
+from sparkwright.verify.servers import StandingServer
 
 DEADLINES = Deadlines(quiesce_s=60)
 SPEED = 20.0

@@ -17,7 +17,7 @@ from boot_logs import Boot
 
 from sparkwright.base.errors import ServerError, ToolError
 from sparkwright.base.events import subscribe
-from sparkwright.engine.deadlines import Deadlines
+from sparkwright.engine.cell import Deadlines
 from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server.failures import ServerFailedError
 from sparkwright.engine.server.launch import start_server

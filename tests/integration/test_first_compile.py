@@ -19,8 +19,8 @@ import pytest
 from preflight_kit import recipe
 
 from sparkwright.base.machine import look
-from sparkwright.engine.server import jobs
-from sparkwright.engine.server.jobs import COMPILER_GIB, jobs_variable
+from sparkwright.engine import flashinfer
+from sparkwright.engine.flashinfer import COMPILER_GIB, jobs_variable
 
 GROUP_GIB = 16
 SCALE = float(os.environ.get("SPARKWRIGHT_COMPILE_GIB", "1")) / GROUP_GIB
@@ -94,7 +94,7 @@ def planned(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
-    monkeypatch.setattr(jobs, "look", lambda: look(folder, affinity=CORES))
+    monkeypatch.setattr(flashinfer, "look", lambda: look(folder, affinity=CORES))
     monkeypatch.setattr("sparkwright.base.card.card_fields", lambda *_: ("[N/A]",))
     monkeypatch.setattr("sparkwright.base.card.card_capability", lambda: "12.1")
     return jobs_variable(recipe(), {})["MAX_JOBS"]

@@ -10,7 +10,7 @@ import pytest
 from kit import Recorder
 
 from sparkwright.base.events import subscribe
-from sparkwright.engine.check_recipes import CheckedRecipe, check_recipes
+from sparkwright.engine.release import CheckedRecipe, check_recipes
 from sparkwright.git import open_repository
 from sparkwright.pipeline.checkout import open_checkout, series_names
 from sparkwright.recipes.recipe import Recipe, recipes

@@ -19,7 +19,7 @@ from sparkwright.rehearsal.run import rehearse, serve_nearest
 from sparkwright.serve.preflight.facts import PreflightRequest
 from sparkwright.serve.preflight.machine import read_host
 from sparkwright.serve.preflight.run import inspect_start
-from sparkwright.verify.verifier import VERIFIER
+from sparkwright.verify.runner import VERIFIER
 
 ROOT = Path(__file__).parents[2]
 SAMPLER = "vllm/v1/sample/sampler.py"

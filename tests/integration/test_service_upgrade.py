@@ -140,11 +140,11 @@ def test_the_old_wheel_serves_again_where_the_new_one_does_not_answer(
     service.upgrade("1.0")
     before = service.record
     if fault.startswith("dead"):  # it starts and never brings a token
-        from sparkwright.verify import profile
+        from sparkwright.engine import cell
 
         service.manager.patience_s = 15.0
-        quick = profile.Deadlines(canary_s=2.0)
-        monkeypatch.setattr(profile, "Deadlines", lambda: quick)
+        quick = cell.Deadlines(canary_s=2.0)
+        monkeypatch.setattr(cell, "Deadlines", lambda: quick)
     with pytest.raises(ServerEndedError, match="the environment before it serves again") as caught:
         service.upgrade("2.0", fault)
     assert "vllm-2.0" in caught.value.what

@@ -10,10 +10,10 @@ from fault_matrix import REAL_TIME
 
 from sparkwright.base.errors import EndpointError
 from sparkwright.engine.findings import Verdict
+from sparkwright.verify.journal import Run
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import plan_of
 from sparkwright.verify.results import load_run
-from sparkwright.verify.run import Run
 from sparkwright.verify.setup import prepare
 from sparkwright.verify.simulator.main import simulator
 from sparkwright.verify.suite import run_plan

@@ -16,13 +16,13 @@ import scipy.stats  # noqa: F401
 from forked import fork_simulators
 
 from sparkwright.base.errors import EndpointError, ServerError
-from sparkwright.engine.deadlines import Deadlines
+from sparkwright.engine.cell import Deadlines
 from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.verify.check import PROFILES, Profile
 from sparkwright.verify.checks import ALL
+from sparkwright.verify.journal import worst
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import plan_of
-from sparkwright.verify.profile import PROFILES, Profile
-from sparkwright.verify.run import worst
 from sparkwright.verify.setup import prepare
 from sparkwright.verify.simulator.main import simulator
 from sparkwright.verify.suite import run_plan

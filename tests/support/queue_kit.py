@@ -11,8 +11,7 @@ from sparkwright.engine.cell import Cell, Load
 from sparkwright.engine.client.load import arrivals
 from sparkwright.engine.observations import Chunk, Observation, Sample
 from sparkwright.verify.checks.capacity import FACTOR, MOMENTS, rises, step_of
-from sparkwright.verify.rate_search import Capacity, NextStep, SearchPlan, Step, decide
-from sparkwright.verify.slo import Slo
+from sparkwright.verify.rate_search import Capacity, NextStep, SearchPlan, Slo, Step, decide
 from sparkwright.verify.statistics import percentile
 
 

@@ -20,8 +20,8 @@ from sparkwright.engine.observations import (
     Observation,
     Sample,
 )
+from sparkwright.verify.journal import Run
 from sparkwright.verify.report import render_terminal
-from sparkwright.verify.run import Run
 
 LEVELS = (1, 2, 4, 8, 16, 32, 64)
 OFF_GRID = (3, 5, 7, 9, 15, 17, 23, 25, 31, 33, 47, 63)

@@ -21,15 +21,15 @@ from sparkwright.base.errors import ServerError
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.client.endpoint import Endpoint
 from sparkwright.engine.observations import BootFacts, HostSample, Observation
-from sparkwright.engine.servers import Arms
 from sparkwright.recipes.recipe import Recipe
 from sparkwright.verify import suite
+from sparkwright.verify.check import PROFILES, Profile
 from sparkwright.verify.checks.settings import arm_of
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import plan_of
-from sparkwright.verify.profile import PROFILES, Profile
 from sparkwright.verify.results import Results, write_results
 from sparkwright.verify.runner import write_tuned
+from sparkwright.verify.servers import Arms
 from sparkwright.verify.setup import prepare
 
 RECIPE = "qwen3.8-27b-mtp"

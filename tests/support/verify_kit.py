@@ -26,9 +26,8 @@ from sparkwright.engine.observations import (
     RequestFailure,
     Sample,
 )
-from sparkwright.verify.check import Context
+from sparkwright.verify.check import Context, Profile
 from sparkwright.verify.checks.common import Check
-from sparkwright.verify.profile import Profile
 
 SEEDS = range(20)
 CATEGORIES = ("code", "math", "reasoning", "prose", "dialogue", "extraction")

@@ -40,8 +40,8 @@ _IMPORTED = (
     "scipy.stats",
     "sparkwright.distributed.worker",
     "sparkwright.pipeline.remote_units",
-    "sparkwright.verify.remote",
-    "sparkwright.verify.verifier",
+    "sparkwright.verify.runner",
+    "sparkwright.verify.runner",
     "unit_kit",
 )
 

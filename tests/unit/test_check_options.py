@@ -13,9 +13,8 @@ import pytest
 from recipe_kit import of
 
 from sparkwright.cli.recipe import _described
-from sparkwright.engine.check_recipes import CheckedRecipe
 from sparkwright.engine.child import check_options
-from sparkwright.engine.release import AskedRelease
+from sparkwright.engine.release import AskedRelease, CheckedRecipe
 from sparkwright.recipes.recipe import Recipe
 from sparkwright.recipes.release_options import Problem, Question, question_of
 from sparkwright.store import Store

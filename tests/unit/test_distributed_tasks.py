@@ -14,7 +14,7 @@ from sparkwright.native.model import Cost, Unit
 from sparkwright.pipeline.remote_units import _batches, packed
 from sparkwright.store import Store
 from sparkwright.verify.options import VerifyOptions
-from sparkwright.verify.remote import run_task
+from sparkwright.verify.runner import run_task
 
 
 def test_units_are_sent_in_batches_of_similar_memory() -> None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sparkwright.engine.client.sse import EventParser, ServerSentEvent
+from sparkwright.engine.client.stream import EventParser, ServerSentEvent
 
 
 def parse(*reads: bytes) -> list[ServerSentEvent]:

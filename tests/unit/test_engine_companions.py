@@ -7,7 +7,7 @@ import companion_kit as kit
 import pytest
 
 from sparkwright.companion.wheel import write_companion
-from sparkwright.engine.companions import LISTS, choose_companion, with_companion
+from sparkwright.engine.flashinfer import LISTS, choose_companion, with_companion
 from sparkwright.engine.runtime import ExactRequirements
 from sparkwright.native.model import Target
 from sparkwright.recipes.recipe import Recipe

@@ -12,10 +12,10 @@ from sparkwright.engine.metrics.counters import (
     SpeculationAbsentError,
     counter_delta,
     hit_rate,
+    identities,
     speculation,
     step_time_ms,
 )
-from sparkwright.engine.metrics.identities import identities
 from sparkwright.engine.observations import Chunk, FailureKind, MetricsSnapshot, RequestFailure, Sample
 
 BEFORE = MetricsSnapshot(

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from sparkwright.base.errors import EndpointError
 from sparkwright.engine.client.endpoint import EndpointFacts
-from sparkwright.engine.metrics.exposition import MetricSample, parse_exposition
-from sparkwright.engine.metrics.snapshot import parse_snapshot
+from sparkwright.engine.metrics.snapshot import MetricSample, parse_exposition, parse_snapshot
 from sparkwright.engine.observations import BootFacts
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.setup import lacking_facts

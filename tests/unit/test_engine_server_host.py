@@ -13,8 +13,8 @@ import wheelkit
 from sparkwright.base.card import _memory_total_gib, card_capability, card_memory_gib
 from sparkwright.base.errors import IncompatibleOptionsError, NotInStoreError, ServerError
 from sparkwright.engine.installed import read_installed
+from sparkwright.engine.runtime import prepare_requirement, prepare_wheel
 from sparkwright.engine.server import host
-from sparkwright.engine.server.environment import prepare_requirement, prepare_wheel
 from sparkwright.engine.server.launch import start_server
 from sparkwright.recipes.recipe import load_recipe
 

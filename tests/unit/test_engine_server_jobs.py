@@ -6,8 +6,8 @@ import pytest
 from preflight_kit import recipe
 
 from sparkwright.base.machine import look
-from sparkwright.engine.server import jobs
-from sparkwright.engine.server.jobs import COMPILER_GIB, Room, compilers_at_once, jobs_variable
+from sparkwright.engine import flashinfer
+from sparkwright.engine.flashinfer import COMPILER_GIB, Room, compilers_at_once, jobs_variable
 
 GB10 = Room(cores=20, available_gib=116, total_gib=121.69, shared=True)
 
@@ -28,7 +28,7 @@ def test_a_card_with_its_own_memory_leaves_the_hosts() -> None:
 @pytest.mark.parametrize(("memory", "shared"), [("[N/A]", True), ("Not Supported", True), ("81559", False)])
 def test_it_is_set_with_a_card_and_unless_the_user_did(monkeypatch, memory, shared):
     rooms: list[Room] = []
-    monkeypatch.setattr(jobs, "compilers_at_once", lambda _, room: rooms.append(room) or 3)
+    monkeypatch.setattr(flashinfer, "compilers_at_once", lambda _, room: rooms.append(room) or 3)
     monkeypatch.setattr("sparkwright.base.card.card_fields", lambda *_: (memory,))
     monkeypatch.setattr("sparkwright.base.card.card_capability", lambda: "12.1")
     assert jobs_variable(recipe(), {}) == {"MAX_JOBS": "3"}
@@ -49,7 +49,7 @@ def test_the_limit_of_a_control_group_bounds_it(monkeypatch, tmp_path, limit, ex
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(jobs, "look", lambda: look(tmp_path, affinity=20))
+    monkeypatch.setattr(flashinfer, "look", lambda: look(tmp_path, affinity=20))
     monkeypatch.setattr("sparkwright.base.card.card_fields", lambda *_: ("81559",))
     monkeypatch.setattr("sparkwright.base.card.card_capability", lambda: "9.0")
     assert jobs_variable(recipe(), {}) == {"MAX_JOBS": str(expected)}

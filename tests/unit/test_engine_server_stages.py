@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sparkwright.base.events import Event, subscribe
-from sparkwright.engine.server.stages import BootStages
+from sparkwright.engine.server.bootlog import BootStages
 
 ENGINE = "(EngineCore pid=101) INFO 11-27 10:00:00 "
 TUNER = "2026-11-27 10:00:01,227 - INFO - autotuner.py:651 - flashinfer.jit: [Autotuner]: "

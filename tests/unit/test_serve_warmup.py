@@ -12,8 +12,8 @@ import pytest
 from kit import Recorder
 
 from sparkwright.base.errors import ServerError
+from sparkwright.engine.cell import Deadlines
 from sparkwright.engine.client.endpoint import Endpoint, open_session
-from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.observations import BootFacts
 from sparkwright.recipes.recipe import Recipe
 from sparkwright.serve.warmup import Limits, WarmUp, rounds, warm_up

@@ -11,7 +11,7 @@ from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.recipes.recipe import load_recipe
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.plan import plan_of, profile_of
-from sparkwright.verify.simulated import simulated
+from sparkwright.verify.servers import simulated
 
 BOTH = VerifyOptions(
     profile="demo", simulator=True, recipe="qwen3.8-27b-mtp", against_recipe="qwen3.6-27b-dflash:many"

@@ -24,23 +24,24 @@ from sparkwright.engine.observations import (
     RequestFailure,
     Sample,
 )
-from sparkwright.verify.check import Context
+from sparkwright.verify.check import Context, Profile
 from sparkwright.verify.checks.capacity import capacity_check, grows, lateness_s, step_of
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import plan_of
-from sparkwright.verify.profile import Profile
 from sparkwright.verify.rate_search import (
     MOST_REPEATS,
     Capacity,
     NextStep,
     Outcome,
     SearchPlan,
+    Slo,
     Step,
     decide,
     fit_crossing,
+    parse_slo,
+    times_of,
 )
-from sparkwright.verify.slo import Slo, parse_slo, times_of
 
 WAIT = Slo({"ttft": 2.0}, 0.95)
 PLAN = SearchPlan(share=0.95, longest_s=2.0, requests=1000)

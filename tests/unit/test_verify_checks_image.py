@@ -6,9 +6,8 @@ from msgspec.structs import replace
 from simulator_kit import settings
 from verify_kit import context
 
-from sparkwright.engine.capabilities import IMAGES
-from sparkwright.engine.client.pictures import COLOURS
-from sparkwright.engine.findings import Verdict
+from sparkwright.engine.client.payload import COLOURS
+from sparkwright.engine.findings import IMAGES, Verdict
 from sparkwright.verify.checks import ALL
 
 SENT, SEEN = "pictures are in the prompt", "pictures are seen"

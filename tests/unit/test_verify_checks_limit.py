@@ -7,9 +7,8 @@ from chat_kit import observe
 from simulator_kit import settings
 from verify_kit import boot_facts, by_name, context, every, follow
 
-from sparkwright.engine.capabilities import PREFIX_CACHE
 from sparkwright.engine.cell import REFUSED, Cell
-from sparkwright.engine.findings import Verdict
+from sparkwright.engine.findings import PREFIX_CACHE, Verdict
 from sparkwright.engine.observations import FailureKind, Observation, RequestFailure
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks import ALL

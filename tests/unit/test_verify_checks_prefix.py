@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from verify_kit import all_but_one, boot_facts, context, every, follow, profile, token_id
 
-from sparkwright.engine.capabilities import SPECULATION
 from sparkwright.engine.cell import Cell, Prompt
-from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.findings import SPECULATION, Finding, Verdict
 from sparkwright.engine.observations import MetricsSnapshot, Observation, Sample, TokenLogprobs
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks import ALL

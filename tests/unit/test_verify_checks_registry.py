@@ -4,10 +4,10 @@ import importlib
 import pkgutil
 
 from sparkwright.verify import checks
+from sparkwright.verify.check import PROFILES, Profile
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import profile_of
-from sparkwright.verify.profile import PROFILES, Profile
 
 
 def test_checks_have_the_names_of_their_modules() -> None:

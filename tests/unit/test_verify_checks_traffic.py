@@ -9,9 +9,8 @@ from msgspec.structs import replace
 from simulator_kit import settings
 from verify_kit import by_name, changed, context, every, follow, profile, verdicts
 
-from sparkwright.engine.capabilities import TOOLS
 from sparkwright.engine.cell import REQUIRED, Load
-from sparkwright.engine.findings import Verdict
+from sparkwright.engine.findings import TOOLS, Verdict
 from sparkwright.engine.observations import Sample, ToolCall
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.checks.dialogues import TOOLS_OFFERED, TURNS

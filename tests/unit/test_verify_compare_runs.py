@@ -20,8 +20,7 @@ from sparkwright.engine.observations import FailureKind, Observation
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.checks.runs import compare_runs
 from sparkwright.verify.corpus import load_corpus
-from sparkwright.verify.journal import BootRecord, Concluded, Journal, Manifest, Measured
-from sparkwright.verify.run import Run
+from sparkwright.verify.journal import BootRecord, Concluded, Journal, Manifest, Measured, Run
 
 LOTTERY = 0.015
 SPEED = "requests are as fast as on the baseline"

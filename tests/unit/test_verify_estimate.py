@@ -7,10 +7,10 @@ from click.testing import CliRunner
 
 from sparkwright.cli.verify import command
 from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.verify.check import PROFILES
 from sparkwright.verify.estimate import Rates, Remaining, cell_seconds, estimate
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import plan_of
-from sparkwright.verify.profile import PROFILES
 
 RATES = Rates(step_ms=100.0, request_ms=10.0, prefill_tok_s=1000.0, tokens_per_step=2.0, start_s=60.0)
 PROMPT = Prompt(name="p", category="code", text="word " * 75)  # a hundred tokens

@@ -10,9 +10,9 @@ from sparkwright.cli.verify import _attach
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.publish.evidence import require_evidence
 from sparkwright.publish.policy import ChannelPolicy
+from sparkwright.verify.journal import Run
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.results import Results
-from sparkwright.verify.run import Run
 
 STABLE = ChannelPolicy(requires=("verify",), expires_days=1, capability="12.1")
 DIGEST = "a" * 64

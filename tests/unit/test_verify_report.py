@@ -23,10 +23,9 @@ from report_kit import shown
 from sparkwright.base.text import clean
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify.checks import ALL
+from sparkwright.verify.journal import Run
 from sparkwright.verify.report import render_html
-from sparkwright.verify.report.figures import cells
-from sparkwright.verify.report.overview import comparison_rows, consequences, number
-from sparkwright.verify.run import Run
+from sparkwright.verify.report.figures import cells, comparison_rows, consequences, number
 
 parse = ET.fromstring  # our own XML
 FORBIDDEN = {*("script", "img", "iframe", "object"), *("embed", "base", "form")}

@@ -12,11 +12,9 @@ from verify_kit import Server
 
 from sparkwright.engine.cell import Cell, Load
 from sparkwright.engine.observations import FailureKind, Observation
-from sparkwright.verify.report.charts import Chart, charts_of
-from sparkwright.verify.report.figures import cells
-from sparkwright.verify.report.overview import level_table, levels
-from sparkwright.verify.report.svg import Axis, Line, Panel, Point, draw, round_values
-from sparkwright.verify.run import Run
+from sparkwright.verify.journal import Run
+from sparkwright.verify.report.charts import Axis, Chart, Line, Panel, Point, charts_of, draw, round_values
+from sparkwright.verify.report.figures import cells, level_table, levels
 
 parse = ET.fromstring  # our own XML
 

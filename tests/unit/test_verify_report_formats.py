@@ -7,8 +7,8 @@ import report_kit
 from msgspec.structs import replace
 from report_kit import shown
 
-from sparkwright.verify.report.overview import number
-from sparkwright.verify.run import Run
+from sparkwright.verify.journal import Run
+from sparkwright.verify.report.figures import number
 
 
 @pytest.fixture(scope="module")

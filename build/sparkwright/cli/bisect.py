@@ -22,7 +22,7 @@ from sparkwright.search.engine import bisect, evaluate, status
 from sparkwright.search.model import MOST_RUNS, SearchProblem, SearchResult, headline
 from sparkwright.search.setup import Search, SearchOptions, open_search
 from sparkwright.search.subsets import Changes
-from sparkwright.verify.verifier import VERIFIER
+from sparkwright.verify.runner import VERIFIER
 
 _EXIT = {"good": 0, "bad": 1}
 _UNTESTABLE = 125

@@ -18,7 +18,7 @@ from sparkwright.companion.inspection import CompanionAudit
 from sparkwright.companion.make import audited, make_companion
 from sparkwright.companion.model import CompanionSpec, load_companion
 from sparkwright.companion.wheel import read_companion
-from sparkwright.engine.companions import LISTS
+from sparkwright.engine.flashinfer import LISTS
 from sparkwright.lock.check import require_native
 from sparkwright.native.model import Target
 from sparkwright.pipeline.options import DEFAULT_PLATFORM

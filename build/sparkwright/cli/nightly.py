@@ -13,14 +13,14 @@ from sparkwright.cli.globals import Command
 from sparkwright.cli.options import job_options, require_libraries
 from sparkwright.cli.result import Part, Result
 from sparkwright.cli.session import WORK, Session, run_in_clone
-from sparkwright.engine.verifier import Verifier
+from sparkwright.engine.outcomes import Verifier
 from sparkwright.nightly.deliver import Delivered, deliver, last_night
 from sparkwright.nightly.follow import NightOptions, follow
 from sparkwright.nightly.model import Judgement, Night
 from sparkwright.nightly.state import NightState
 from sparkwright.pipeline.options import TargetOptions
 from sparkwright.store import hold
-from sparkwright.verify.verifier import VERIFIER
+from sparkwright.verify.runner import VERIFIER
 
 _NOTHING_NEW = 94
 _MENDS = {

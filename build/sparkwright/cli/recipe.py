@@ -18,7 +18,7 @@ from sparkwright.cli.globals import Group, takes, taking
 from sparkwright.cli.output import printable
 from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_in_session
-from sparkwright.engine.check_recipes import CheckedRecipe, check_recipes
+from sparkwright.engine.release import CheckedRecipe, check_recipes
 from sparkwright.recipes.commands import Remark
 from sparkwright.recipes.evidence import GRADES, references
 from sparkwright.recipes.imported import import_recipe, without_dead

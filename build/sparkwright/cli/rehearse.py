@@ -22,7 +22,7 @@ from sparkwright.publish import dist_folder
 from sparkwright.publish.evidence import attach_rehearsal, merged_tree
 from sparkwright.rehearsal.model import DEFAULT, RehearsalOptions, RehearsalResult
 from sparkwright.rehearsal.run import rehearse
-from sparkwright.verify.verifier import VERIFIER
+from sparkwright.verify.runner import VERIFIER
 from sparkwright.wheel.recorded import read_record
 
 

@@ -22,7 +22,7 @@ from sparkwright.store import open_store
 from sparkwright.store.remote import open_tier
 from sparkwright.upstream.releases import Access
 from sparkwright.upstream.settings import read_settings
-from sparkwright.verify.remote import RunRequest, run_here
+from sparkwright.verify.runner import RunRequest, run_here
 
 Work = Callable[[Access, Any], object]
 

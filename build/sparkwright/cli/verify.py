@@ -44,11 +44,10 @@ from sparkwright.verify.datasets import read_prompts
 from sparkwright.verify.journal import read_journal
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import Plan, plan_of
-from sparkwright.verify.remote import verify_remotely
 from sparkwright.verify.report import render_terminal
-from sparkwright.verify.report.overview import consequences
+from sparkwright.verify.report.figures import consequences
 from sparkwright.verify.results import Results
-from sparkwright.verify.runner import run_verification
+from sparkwright.verify.runner import run_verification, verify_remotely
 from sparkwright.verify.setup import Refusal
 
 DEFAULT_RECIPE = "qwen3.6-27b-dflash"

@@ -14,8 +14,8 @@ from sparkwright.cli.options import NAMES, require_libraries
 from sparkwright.cli.result import Result
 from sparkwright.cli.terminal import showing_events
 from sparkwright.cli.verify import MODEL, OUT, evidence_folder, shown
+from sparkwright.engine.cell import Deadlines
 from sparkwright.engine.client.endpoint import Endpoint, check_endpoint, open_session
-from sparkwright.engine.deadlines import Deadlines
 from sparkwright.store.paths import default_home
 from sparkwright.verify.evaluation import EvalRequest, evaluate, evaluation_run, read_scores
 from sparkwright.verify.options import VerifyOptions

@@ -16,17 +16,18 @@ from pathlib import Path
 from sparkwright.base.card import card_capability
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.events import task, warn
-from sparkwright.engine.companions import (
+from sparkwright.engine.flashinfer import (
     CompanionChoice,
     build_command,
     choose_companion,
     choose_of_channel,
+    cubin_variables,
+    environment_path,
+    installed_variables,
     with_companion,
 )
-from sparkwright.engine.flashinfer import cubin_variables, environment_path, installed_variables
 from sparkwright.engine.installed import read_installed
-from sparkwright.engine.runtime import ExactRequirements, find_runtime, locked_requirements
-from sparkwright.engine.server.environment import prepare_wheel
+from sparkwright.engine.runtime import ExactRequirements, find_runtime, locked_requirements, prepare_wheel
 from sparkwright.lock.model import PATCHSETS, project_root
 from sparkwright.lock.runtime import beside
 from sparkwright.publish import dist_folder

@@ -1,8 +1,14 @@
-"""Findings and verdicts: the conclusions of checks about a server."""
+"""Findings and verdicts: the conclusions of checks about a server, and the capabilities that it may lack.
+
+What a server lacks is decided once, before the first cell, and recorded with the run. Findings that need it
+are then not applicable. Whatever a server had at that time and loses later is a defect, as is anything that
+its recipe configures.
+"""
 
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 from msgspec import field
 
@@ -42,3 +48,19 @@ class Finding(Model, frozen=True):
     threshold: str = ""
     evidence: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+
+SPECULATION: Final = "speculation"
+"""It drafts tokens, and counts them at /metrics."""
+PREFIX_CACHE: Final = "prefix-cache"
+"""It reuses the beginnings of prompts."""
+BASELINE: Final = "baseline"
+"""There is the same server without speculation, to compare answers with."""
+LOG: Final = "log"
+"""Its log can be read."""
+GPU: Final = "gpu"
+"""The log names memory of a GPU."""
+TOOLS: Final = "tools"
+"""Chats may offer tools, and calls come parsed (--tool-call-parser)."""
+IMAGES: Final = "images"
+"""Chats may hold pictures."""

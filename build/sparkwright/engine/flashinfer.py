@@ -1,4 +1,6 @@
-"""Variables by which vLLM takes FlashInfer's kernels, and FlashInfer compiles no more at once than fits.
+"""FlashInfer's kernels for a server: its companion, variables by which vLLM takes them, compilers.
+
+A companion is a wheel with kernels that were compiled ahead of time, installed beside the served wheel.
 
 vLLM takes FlashInfer's kernels for NVFP4 layers and experts only where ``has_flashinfer()`` of
 ``vllm/utils/flashinfer.py`` is true: with the package ``flashinfer-cubin``, with VLLM_HAS_FLASHINFER_CUBIN,
@@ -8,6 +10,9 @@ or with ``nvcc`` (0.33: and ``ninja``) found. It does not look for a companion. 
 On 12.x the variable decides more. 0.33 decodes drafts by XQA, with whole CUDA graphs, only if NVIDIA's
 server answers a request at the start, or the variable is set. XQA is compiled or comes in a companion; that
 server has nothing of it.
+
+FlashInfer gives ninja a number of compilers only by MAX_JOBS. Without it ninja starts two more than there are
+cores: 22 on a GB10, whose memory holds the model too.
 """
 
 from __future__ import annotations
@@ -15,12 +20,179 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sparkwright.base.digests import sha256_file
+from sparkwright.base.machine import look
+from sparkwright.companion.choosing import companion_for
+from sparkwright.companion.model import CompanionSpec, load_companion
+from sparkwright.companion.wheel import read_companion
 from sparkwright.engine.installed import EngineFacts
 from sparkwright.engine.runtime import ExactRequirements
-from sparkwright.engine.server.jobs import COMPILER_GIB, JOBS
+from sparkwright.native.model import Target
+from sparkwright.publish import wheels_in
+from sparkwright.publish.offer import ChannelOffer
+from sparkwright.publish.series import series_of
+from sparkwright.recipes.recipe import Recipe
+from sparkwright.wheel.names import parse_name
+
+LISTS = "companions"
+"""Folder of the series' lists, in the folder of the patchsets."""
+_SPECIFIC = frozenset({"9.0", "10.0", "10.3", "11.0", "12.1"})
+"""Capabilities whose kernels are compiled for the card alone, such as ``12.1a``."""
+_FLASHINFER = re.compile(r"^flashinfer-python==(\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class CompanionChoice:
+    """A companion for a wheel, and the modules that it lacks.
+
+    Attributes:
+        wheel: the companion; `None` if none has a needed kernel, or none is needed.
+        missing: names of modules that FlashInfer will compile while the engine starts or serves.
+        listed: the recipe is listed by its name, so that all modules that it needs are known.
+    """
+
+    wheel: Path | None = None
+    missing: tuple[str, ...] = ()
+    listed: bool = False
+
+
+def choose_companion(
+    wheel: Path, recipe: Recipe, capability: str, folders: Iterable[Path], patchsets: Path | None
+) -> CompanionChoice:
+    """Return the companion in *folders* with most kernels that *recipe* needs on a card of *capability*.
+
+    Args:
+        wheel: the wheel of vLLM that is served.
+        recipe: the recipe.
+        capability: of the card, such as ``12.1``; without a card, nothing is needed.
+        folders: folders of wheels, such as ``dist``.
+        patchsets: the folder of patchsets of a checkout, which has the lists of kernels; `None` without one.
+    """
+    spec = _spec(wheel, patchsets)
+    if spec is None or not capability:
+        return CompanionChoice()
+    target = Target(parse_name(wheel.name).machine, arch_of(capability))
+    needed = spec.needed(target.arch, recipe.name)
+    if not needed:
+        return CompanionChoice()
+    offered = [one for folder in dict.fromkeys(folders) if folder.is_dir() for one in wheels_in(folder)]
+    listed = recipe.name in spec.recipes
+    found = companion_for(offered, spec.version, target, needed)
+    if found is None:
+        return CompanionChoice(missing=tuple(needed), listed=listed)
+    return CompanionChoice(found.wheel, found.missing, listed)
+
+
+def choose_of_channel(
+    offer: ChannelOffer, recipe: Recipe, capability: str, requirements: ExactRequirements
+) -> CompanionChoice:
+    """Return the companion of a channel with most kernels that *recipe* needs, by the companions' records.
+
+    Args:
+        offer: the channel's.
+        recipe: the recipe.
+        capability: of the card, such as ``12.1``; without a card, nothing is needed.
+        requirements: the locked runtime, which has the version of FlashInfer.
+    """
+    version = _FLASHINFER.search(requirements.text)
+    if not capability or version is None:
+        return CompanionChoice()
+    target = Target(parse_name(offer.wheel.name).machine, arch_of(capability))
+    found = offer.companion(recipe.name, version[1], target)
+    if found is None:
+        return CompanionChoice(missing=("the recipe's kernels",))
+    listed = recipe.name in read_companion(found.wheel)["recipes"]
+    return CompanionChoice(found.wheel, found.missing, listed)
+
+
+def arch_of(capability: str) -> str:
+    """Return the architecture that kernels for a card of *capability* are compiled for: ``12.1a``."""
+    return f"{capability}a" if capability in _SPECIFIC else capability
+
+
+def build_command(version: str, machine: str, capability: str, recipe: str) -> str:
+    """Return the command that compiles the kernels of *recipe* for a card of *capability*.
+
+    Args:
+        version: vLLM's, whose series has the list of kernels; empty where it is not known.
+        machine: of the card, such as ``aarch64``.
+        capability: of the card, such as ``12.1``.
+        recipe: the recipe's name.
+    """
+    series = f"--series {series_of(version)} " if version else ""
+    target = f"--platform {machine} --arch {arch_of(capability)}"
+    return f"sparkwright companion {series}{target} --recipe {recipe}"
+
+
+def _spec(wheel: Path, patchsets: Path | None) -> CompanionSpec | None:
+    """Return the list of kernels of the wheel's series; `None` where there is none."""
+    if patchsets is None:
+        return None
+    path = patchsets / LISTS / f"{series_of(parse_name(wheel.name).version)}.toml"
+    return load_companion(path) if path.is_file() else None
+
+
+def with_companion(requirements: ExactRequirements, companion: Path) -> ExactRequirements:
+    """Return *requirements* with the wheel *companion*, by its digest."""
+    line = f"flashinfer-jit-cache @ {companion.absolute().as_uri()} --hash=sha256:{sha256_file(companion)}\n"
+    return replace(requirements, text=requirements.text + line)
+
+
+JOBS = "MAX_JOBS"
+COMPILER_GIB = 7.0
+"""The most that one of FlashInfer's compilers was seen to take, rounded up; see docs/companion.md."""
+_RESERVE_GIB = 4.0  # of the host
+_USUAL_SHARE = 0.92  # vLLM 0.33's default; 0.24's is 0.9
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Room:
+    """The cores and the memory of a machine.
+
+    Attributes:
+        cores: that this process may use.
+        available_gib: memory that this process can be given now, by its control groups too.
+        total_gib: memory of the whole machine, which a server takes its share of.
+        shared: the card has no memory of its own.
+    """
+
+    cores: int
+    available_gib: float
+    total_gib: float
+    shared: bool
+
+
+def compilers_at_once(recipe: Recipe, room: Room) -> int:
+    """Return how many compilers fit beside the server of *recipe*; at least one."""
+    share = recipe.flags.get("gpu-memory-utilization", _USUAL_SHARE)
+    taken = float(share) * room.total_gib if room.shared else 0.0
+    free = room.available_gib - taken - _RESERVE_GIB
+    return max(1, min(room.cores, int(free // COMPILER_GIB)))
+
+
+def jobs_variable(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return MAX_JOBS for the server of *recipe*; nothing without a card, or where *environment* has it."""
+    import psutil
+
+    from sparkwright.base.card import card_capability, card_fields
+
+    if JOBS in environment or not card_capability():
+        return {}
+    machine = look()
+    (own,) = card_fields("memory.total") or ("",)
+    room = Room(
+        cores=machine.cores,
+        available_gib=machine.available_mib / 1024,
+        total_gib=psutil.virtual_memory().total / _GIB,
+        shared=not own[:1].isdecimal(),
+    )
+    return {JOBS: str(compilers_at_once(recipe, room))}
+
 
 CUBIN = "VLLM_HAS_FLASHINFER_CUBIN"
 REASONS: Mapping[str, str] = {

@@ -1,15 +1,22 @@
-"""From the findings of `sparkwright.verify` to one outcome for each check, with its failure's signature."""
+"""Checks as rehearsals and bisections use them: a way to run them, and one outcome for each check.
+
+`verify.runner` implements `Verifier`; the command line gives it to them, so that neither imports the checks.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
+from sparkwright.base.config import Model
 from sparkwright.base.errors import ServerError
+from sparkwright.distributed.tasks import Task
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.server.failures import ServerFailedError
+from sparkwright.store import Store
 
 _ERROR = re.compile(r"\b(?:[A-Z]\w*(?:Error|Exception)|AssertionError)\b: ?.*")
 # Raised by those that wait for the process that failed.
@@ -134,3 +141,59 @@ def normalise(text: str) -> str:
     for pattern, replacement in _RULES:
         text = pattern.sub(replacement, text)
     return text.strip()
+
+
+@dataclass(frozen=True)
+class CheckRequest:
+    """Checks of a vLLM, which a recipe starts.
+
+    Attributes:
+        vllm: a wheel, or the interpreter of an environment.
+        recipe: a recipe's name or file.
+        against: interpreter of another vLLM, whose answers are compared; `None` for none.
+        profile: how much is measured.
+        categories: of prompts; the profile's if empty.
+        levels: concurrencies of a sweep; the profile's if empty.
+        offline: fetch nothing.
+    """
+
+    vllm: Path
+    recipe: str
+    checks: tuple[str, ...]
+    against: Path | None = None
+    profile: str = "full"
+    categories: tuple[str, ...] = ()
+    levels: tuple[int, ...] = ()
+    seed: int = 0
+    offline: bool = True
+
+
+class CheckResult(Model, frozen=True):
+    """The result of checks in another process.
+
+    Attributes:
+        started: true if the server came up.
+        outcomes: one for each check that was requested, and for the start.
+        findings: all conclusions, with their figures.
+    """
+
+    started: bool
+    outcomes: tuple[CheckOutcome, ...]
+    findings: tuple[Finding, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """A way to run checks.
+
+    Attributes:
+        checks: names of all checks that need one server.
+        run: runs the requested checks into a folder; a finished run is not repeated. Raises `ServerError`
+            if no server comes up.
+        task: returns the task of running them elsewhere, by the name of the run's folder; its document is a
+            `CheckResult`.
+    """
+
+    checks: tuple[str, ...]
+    run: Callable[[CheckRequest, Path], tuple[Finding, ...]]
+    task: Callable[[Store, CheckRequest, str], Task]

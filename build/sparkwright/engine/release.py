@@ -4,6 +4,7 @@
 serve, in its own. A child process imports vLLM and builds its parser: six seconds with bytecode and files in
 the page cache, a minute without, of which the engine's own start is then spared most. Answers depend on
 nothing but the content, the environment and the child's own source, and are recorded under their digest.
+`check_recipes` asks the releases that recipes are for, and the rules of `recipes`.
 """
 
 from __future__ import annotations
@@ -18,16 +19,21 @@ import msgspec
 
 from sparkwright.base.config import Model, decode_json, to_builtins
 from sparkwright.base.digests import digest_of, sha256_bytes
-from sparkwright.base.errors import ToolError
+from sparkwright.base.errors import ToolError, unknown_name
 from sparkwright.base.events import task
 from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
 from sparkwright.engine.installed import EngineFacts
-from sparkwright.pipeline.job import Job
+from sparkwright.git import Repository
+from sparkwright.pipeline.checkout import Checkout, open_checkout, series_names
+from sparkwright.pipeline.job import Job, make_job
+from sparkwright.pipeline.options import BuildOptions
 from sparkwright.pipeline.state import BuildState, require
 from sparkwright.pipeline.steps import Merge, PristineTree
 from sparkwright.probe.environment import environment_key, prepare_environment, tree_folder
 from sparkwright.probe.pool import environment, interpreter
-from sparkwright.recipes.release_options import Problem, Question
+from sparkwright.recipes.recipe import Recipe, apply_use, node_arguments
+from sparkwright.recipes.release_options import Problem, Question, question_of
+from sparkwright.recipes.rules import incompatibilities
 from sparkwright.store import Store
 
 _CHILD = Path(__file__).with_name("child") / "check_options.py"
@@ -195,3 +201,75 @@ def ask_installed(
     # Bytecode stays beside the modules, where the engine looks for it next.
     start: list[str | Path] = [python, "-I", _CHILD]
     return AskedRelease(store, engine.version, key, lambda _: start).ask(questions)
+
+
+@dataclass(frozen=True)
+class CheckedRecipe:
+    """One recipe with one of its uses, checked by one series.
+
+    Attributes:
+        use: name of the use; empty for the recipe alone.
+        problems: options that the release lacks or refuses, and those that it will lack.
+        rules: rules of `sparkwright.recipes.rules` that it breaks there, each with its reason.
+    """
+
+    recipe: str
+    use: str
+    series: str
+    version: str
+    problems: tuple[Problem, ...] = ()
+    rules: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """Return recipe, use and series."""
+        return f"{self.recipe}{f' ({self.use})' if self.use else ''} on {self.series}"
+
+    @property
+    def refused(self) -> tuple[str, ...]:
+        """Return every reason why it cannot be served so."""
+        return (*(str(one) for one in self.problems if one.refuses), *self.rules)
+
+
+def check_recipes(
+    checkout: Checkout,
+    store: Store,
+    repository: Repository,
+    recipes: Sequence[Recipe],
+    series: str = "",
+    *,
+    offline: bool = False,
+) -> tuple[CheckedRecipe, ...]:
+    """Return the outcome of each of *recipes*, by each of its uses, in *series*, or in each that it is for.
+
+    Raises:
+        UnknownNameError: there is no such series.
+        SparkwrightError: a release could not be asked; see `ask_release`.
+    """
+    known = series_names(checkout.root)
+    for name in [series] if series else [one for recipe in recipes for one in recipe.series]:
+        if name not in known:
+            raise unknown_name("series", name, known)
+    found: list[CheckedRecipe] = []
+    for name in [series] if series else known:
+        cases = [
+            (recipe, use, apply_use(recipe, use) if use else recipe)
+            for recipe in recipes
+            if series or not recipe.series or name in recipe.series
+            for use in ("", *recipe.uses)
+        ]
+        if cases:
+            options = BuildOptions(series=name, offline=offline)
+            job = make_job(open_checkout(checkout.root, name), store, repository, options)
+            answer = ask_release(job, [question_of(served, (), _of_second(served)) for *_, served in cases])
+            carries = frozenset(carry.name for carry in job.spec.carries)
+            for (recipe, use, served), wrong in zip(cases, answer.problems, strict=True):
+                broken = incompatibilities(served, answer.version, carries=carries)
+                rules = tuple(f"{rule.name}: {rule.reason}" for rule in broken)
+                found.append(CheckedRecipe(recipe.name, use, name, answer.version, wrong, rules))
+    return tuple(found)
+
+
+def _of_second(recipe: Recipe) -> tuple[str, ...]:
+    """Return what the second of two machines is given besides: its command has more options."""
+    return node_arguments(1, "localhost") if recipe.nodes > 1 else ()

@@ -20,7 +20,7 @@ from sparkwright.base.errors import (
     StorageError,
 )
 from sparkwright.base.events import emit, task
-from sparkwright.engine.verifier import Verifier
+from sparkwright.engine.outcomes import Verifier
 from sparkwright.lock.bump import rewrite
 from sparkwright.lock.model import Lock
 from sparkwright.merge import MergeReport

@@ -19,7 +19,7 @@ from sparkwright.base.errors import ConfigError, EnvironmentSetupError, NotInSto
 from sparkwright.base.events import emit, task
 from sparkwright.carries import Carry
 from sparkwright.carries.patchset import BuildSpec
-from sparkwright.engine.verifier import Verifier
+from sparkwright.engine.outcomes import Verifier
 from sparkwright.merge import MergeReport, OutcomeKind
 from sparkwright.native.host import require_isolation
 from sparkwright.nightly.building import build, rehearse, survey_kernels

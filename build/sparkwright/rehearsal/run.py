@@ -12,8 +12,14 @@ from msgspec import structs
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import RehearsalError, ServerError, unknown_name
 from sparkwright.base.events import emit, task
-from sparkwright.engine.outcomes import CheckOutcome, broken_server, error_line, outcomes_of
-from sparkwright.engine.verifier import CheckRequest, Verifier
+from sparkwright.engine.outcomes import (
+    CheckOutcome,
+    CheckRequest,
+    Verifier,
+    broken_server,
+    error_line,
+    outcomes_of,
+)
 from sparkwright.merge import MergeReport, merge_patchset
 from sparkwright.pipeline.job import Job
 from sparkwright.publish import dist_folder

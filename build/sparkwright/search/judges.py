@@ -19,7 +19,7 @@ from sparkwright.base.digests import to_json
 from sparkwright.base.errors import ConfigError, ProcessError
 from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
 from sparkwright.carries import ProbeSpec, load_carry
-from sparkwright.engine.verifier import Verifier
+from sparkwright.engine.outcomes import Verifier
 from sparkwright.merge import OutcomeKind
 from sparkwright.probe.environment import prepare_environment
 from sparkwright.probe.proof import named_modules

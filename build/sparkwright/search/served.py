@@ -24,8 +24,7 @@ from sparkwright.distributed.cluster import Cluster, ThisMachine
 from sparkwright.distributed.inputs import bring_files
 from sparkwright.distributed.tasks import Done, TaskLostError
 from sparkwright.engine.findings import Finding
-from sparkwright.engine.outcomes import CheckOutcome
-from sparkwright.engine.verifier import CheckRequest, CheckResult, Verifier
+from sparkwright.engine.outcomes import CheckOutcome, CheckRequest, CheckResult, Verifier
 from sparkwright.rehearsal.model import DEFAULT, PARITY, RehearsalOptions
 from sparkwright.rehearsal.run import rehearse
 from sparkwright.search.candidates import Realiser

@@ -11,7 +11,7 @@ from pathlib import Path
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import BisectionError, ConfigError, NotInStoreError, unknown_name
 from sparkwright.carries.patchset import closure
-from sparkwright.engine.verifier import Verifier
+from sparkwright.engine.outcomes import Verifier
 from sparkwright.pipeline.checkout import Checkout, open_checkout
 from sparkwright.pipeline.options import BuildOptions, choose_arch
 from sparkwright.search.candidates import Realiser

@@ -23,10 +23,10 @@ from sparkwright.base.events import emit
 from sparkwright.base.process import Completed, Dialogue
 from sparkwright.engine.environment import Environment
 from sparkwright.engine.models import cache_folder
-from sparkwright.engine.server.environment import vllm_command
+from sparkwright.engine.runtime import vllm_command
+from sparkwright.engine.server.bootlog import BootStages
 from sparkwright.engine.server.failures import diagnose, excerpt
 from sparkwright.engine.server.lifecycle import ServerProcess
-from sparkwright.engine.server.stages import BootStages
 from sparkwright.recipes.recipe import Recipe, serve_arguments
 from sparkwright.serve.caches import caches_of
 from sparkwright.serve.peer import Peer, refusal

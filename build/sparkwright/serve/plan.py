@@ -11,7 +11,7 @@ from typing import Any
 from sparkwright.base.card import card_capability
 from sparkwright.engine.environment import Environment
 from sparkwright.engine.flashinfer import REASONS
-from sparkwright.engine.server.environment import vllm_command
+from sparkwright.engine.runtime import vllm_command
 from sparkwright.recipes.recipe import SERVED_NAMES, Recipe, serve_arguments
 from sparkwright.recipes.shared import shared_reason
 from sparkwright.serve.caches import cache_key, caches_of, reason_of

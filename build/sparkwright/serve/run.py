@@ -19,11 +19,11 @@ from sparkwright.base.events import emit, task, warn
 from sparkwright.base.ports import free_port
 from sparkwright.engine.client.endpoint import open_session
 from sparkwright.engine.environment import Environment
+from sparkwright.engine.flashinfer import jobs_variable
 from sparkwright.engine.metrics.scrape import fetch_snapshot
 from sparkwright.engine.observations import MetricsSnapshot
 from sparkwright.engine.server.failures import diagnose, excerpt
 from sparkwright.engine.server.host import sample_host
-from sparkwright.engine.server.jobs import jobs_variable
 from sparkwright.engine.server.launch import start_server
 from sparkwright.engine.server.lifecycle import ServerProcess
 from sparkwright.engine.slow_kernels import warn_of_fallbacks

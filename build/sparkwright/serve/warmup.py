@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import ServerError
 from sparkwright.base.events import emit, task, warn
-from sparkwright.engine.cell import Cell, Load, Prompt
+from sparkwright.engine.cell import Cell, Deadlines, Load, Prompt
 from sparkwright.engine.client.endpoint import Endpoint
-from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.observations import BootFacts
 from sparkwright.recipes.recipe import Recipe
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from sparkwright.engine.capabilities import SPECULATION
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.client.load import output_lengths
+from sparkwright.engine.findings import SPECULATION
 from sparkwright.verify.options import VerifyOptions
 
 _WORDS_PER_TOKEN = 0.75

@@ -16,9 +16,9 @@ from typing import Any
 from sparkwright.base.errors import ConfigError, ProcessError, ServerError, ToolError
 from sparkwright.base.events import task
 from sparkwright.engine.findings import Finding, Verdict
-from sparkwright.engine.server.environment import prepare_requirement
+from sparkwright.engine.runtime import prepare_requirement
 from sparkwright.verify.checks.answers import Solved
-from sparkwright.verify.run import Run
+from sparkwright.verify.journal import Run
 
 RESULTS = "evaluation"
 """Name of the folder of the harness's files in a run's."""

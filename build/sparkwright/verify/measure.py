@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.engine.cell import WATCHED, Cell
 from sparkwright.engine.client.endpoint import open_session
-from sparkwright.engine.client.lag import LagProbe
-from sparkwright.engine.client.load import run_load
+from sparkwright.engine.client.load import LagProbe, run_load
 from sparkwright.engine.client.request import canary
 from sparkwright.engine.metrics.scrape import fetch_snapshot, quiesce
 from sparkwright.engine.observations import HostSample, MetricsSnapshot, Observation
 from sparkwright.engine.server.compiling import CompileWatch
 from sparkwright.engine.server.host import is_here, sample_host
-from sparkwright.engine.servers import MeasuredServer
-from sparkwright.verify.profile import Profile
+from sparkwright.verify.check import Profile
+from sparkwright.verify.servers import MeasuredServer
 
 if TYPE_CHECKING:
     import aiohttp

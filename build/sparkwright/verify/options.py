@@ -26,7 +26,7 @@ class VerifyOptions(Model, frozen=True):
         boots: starts of each arm of a comparison, no more and no fewer.
         speed: server's seconds in one of the client's.
         vary: values by the setting of the recipe that is varied: only its configurations are compared then.
-        slo: limits, as `verify.slo` reads them, that each of them must keep; without `vary` the highest rate
+        slo: limits, as `parse_slo` reads them, that each of them must keep; without `vary` the highest rate
             at which they hold is searched.
         prompts_sha256: of the file of prompts, so that a resumed run sends the same.
     """

@@ -15,12 +15,11 @@ import msgspec
 
 from sparkwright.base.config import convert, to_builtins
 from sparkwright.base.errors import ConfigError, unknown_name
-from sparkwright.engine.capabilities import PREFIX_CACHE, SPECULATION, TOOLS
 from sparkwright.engine.client.endpoint import check_address
+from sparkwright.engine.findings import PREFIX_CACHE, SPECULATION, TOOLS
 from sparkwright.engine.observations import BootFacts
-from sparkwright.engine.servers import Arms
 from sparkwright.recipes.recipe import Recipe, load_recipe
-from sparkwright.verify.check import Context
+from sparkwright.verify.check import PROFILES, Context, Profile
 from sparkwright.verify.checks import ALL, capacity, compare, settings
 from sparkwright.verify.checks.common import Check
 from sparkwright.verify.checks.reference import NAME as REFERENCE
@@ -29,8 +28,8 @@ from sparkwright.verify.corpus import CATEGORIES, load_corpus
 from sparkwright.verify.datasets import Dataset, read_same
 from sparkwright.verify.estimate import Estimate, Rates, estimate, rates_of
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
-from sparkwright.verify.profile import PROFILES, Profile
-from sparkwright.verify.slo import parse_slo
+from sparkwright.verify.rate_search import parse_slo
+from sparkwright.verify.servers import Arms
 
 TOOL_PARSER = "tool-call-parser"
 

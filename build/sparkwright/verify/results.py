@@ -13,10 +13,9 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import sha256_file, to_json
 from sparkwright.engine.findings import Verdict
 from sparkwright.store import storing, write_atomically
-from sparkwright.verify.journal import FILE, Contents, read_journal
+from sparkwright.verify.journal import FILE, Contents, Run, read_journal
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import profile_of
-from sparkwright.verify.run import Run
 
 VERDICT_FORMAT = 1
 """Of ``verdict.json``: raised where a reader of the one before would misread it."""

@@ -20,24 +20,22 @@ from sparkwright.base.card import card_capability
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import EndpointError, ServerError
-from sparkwright.engine.capabilities import BASELINE, GPU, LOG, PREFIX_CACHE, SPECULATION, TOOLS
-from sparkwright.engine.cell import Load, Prompt, Tool
+from sparkwright.engine.cell import Deadlines, Load, Prompt, Tool
 from sparkwright.engine.client.endpoint import ABSENT, Endpoint, EndpointFacts, check_endpoint, open_session
 from sparkwright.engine.client.request import Exchange
-from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.environment import Environment
+from sparkwright.engine.findings import BASELINE, GPU, LOG, PREFIX_CACHE, SPECULATION, TOOLS
 from sparkwright.engine.installed import read_installed
 from sparkwright.engine.metrics.snapshot import parse_snapshot
 from sparkwright.engine.observations import BootFacts, FailureKind, Sample
 from sparkwright.engine.server.launch import start_server
-from sparkwright.engine.servers import Arms, MeasuredServer, read_log, standing
 from sparkwright.recipes.recipe import Recipe, load_recipe
 from sparkwright.verify.checks.reference import load_reference, require_same_model
 from sparkwright.verify.checks.settings import arm_of
 from sparkwright.verify.journal import Manifest
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.plan import TOOL_PARSER, Plan
-from sparkwright.verify.simulated import simulated
+from sparkwright.verify.servers import Arms, MeasuredServer, read_log, simulated, standing
 
 if TYPE_CHECKING:
     import aiohttp

@@ -19,12 +19,10 @@ from sparkwright.base.errors import EndpointError, IncompatibleOptionsError, Ser
 from sparkwright.base.events import Task, emit, task, warn
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.client.endpoint import open_session
-from sparkwright.engine.client.request import canary
-from sparkwright.engine.client.tokens import count_tokens
+from sparkwright.engine.client.request import canary, count_tokens
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.engine.server.failures import ServerFailedError
-from sparkwright.engine.servers import MeasuredServer
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import Check
 from sparkwright.verify.checks.triage import unanswered
@@ -42,6 +40,7 @@ from sparkwright.verify.journal import (
 )
 from sparkwright.verify.measure import measure
 from sparkwright.verify.plan import Plan
+from sparkwright.verify.servers import MeasuredServer
 
 # Restarts of a server that ends by itself while cells are left to measure.
 _MOST_RESTARTS = 2

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from pair.load import ACCEPTED, DRAFTED
-from sparkwright.engine.tiny.models import VOCABULARY, write_tiny_models
+from sparkwright.engine.tiny import VOCABULARY, write_tiny_models
 
 MAX_MODEL_LEN = 2048
 # Engines that boot side by side on one card measure each other's memory: this many GiB are taken instead.

@@ -1,4 +1,4 @@
-"""Many requests, in the shape of a cell's load.
+"""Many requests, in the shape of a cell's load, and the lateness of the event loop that sends them.
 
 Requests are prepared before the first one is sent, except in loops of a given duration: there each is
 prepared when it is sent, with its number as salt. Times of a `Load` are in the server's clock.
@@ -14,12 +14,12 @@ import random
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from functools import partial
 from time import perf_counter, perf_counter_ns
-from typing import TYPE_CHECKING
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
 
-from sparkwright.engine.cell import REFUSED, Cell, Load
+from sparkwright.engine.cell import REFUSED, Cell, Deadlines, Load
 from sparkwright.engine.client.endpoint import Endpoint
 from sparkwright.engine.client.request import Exchange
-from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.observations import FailureKind, Sample
 
 if TYPE_CHECKING:
@@ -224,3 +224,45 @@ async def _together(coroutines: Iterable[Coroutine[None, None, None]]) -> None:
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
         raise first from None
+
+
+_EVERY_S = 0.05
+
+
+class LagProbe:
+    """A timer every 50 ms whose lateness is recorded; an async context manager."""
+
+    def __init__(self) -> None:
+        self._late_ms: list[float] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    @property
+    def worst_ms(self) -> float:
+        """Return the greatest lateness of a timer, in milliseconds."""
+        return max(self._late_ms, default=0.0)
+
+    @property
+    def p99_ms(self) -> float:
+        """Return the 99th percentile of lateness, in milliseconds."""
+        ordered = sorted(self._late_ms)
+        return ordered[int(0.99 * (len(ordered) - 1) + 0.5)] if ordered else 0.0
+
+    async def _watch(self) -> None:
+        while True:
+            due = perf_counter() + _EVERY_S
+            try:
+                await asyncio.sleep(_EVERY_S)
+            finally:
+                # When it is over meanwhile, a timer that is overdue counts too.
+                self._late_ms.append(max(0.0, perf_counter() - due) * 1e3)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from sparkwright.base.config import convert, json_decoder
-from sparkwright.engine.client.odd import straightened
+from sparkwright.engine.client.stream import straightened
 from sparkwright.engine.observations import Chunk, FailureKind, RequestFailure, TokenLogprobs, ToolCall
 
 _EXCERPT = 200

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from sparkwright.base.errors import EndpointError, UndecidedError
-from sparkwright.engine.client.body import read_body
-from sparkwright.engine.client.endpoint import Endpoint
-from sparkwright.engine.deadlines import Deadlines
+from sparkwright.engine.cell import Deadlines
+from sparkwright.engine.client.endpoint import Endpoint, read_body
 from sparkwright.engine.metrics.counters import ensure_same_process
 from sparkwright.engine.metrics.snapshot import COUNTERS, parse_snapshot
 from sparkwright.engine.observations import MetricsSnapshot

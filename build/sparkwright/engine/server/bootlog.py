@@ -1,4 +1,4 @@
-"""The facts in a server's log about its start, for vLLM 0.24 to 0.33.
+"""The facts and the stages of a start in a server's log, for vLLM 0.24 to 0.33 and its FlashInfer.
 
 The lines are upstream's; where a wording or a file changed between 0.24.0 and 0.33.0, the expression matches
 both. Beside each stands the file under ``vllm/`` that writes it. Numbers that ``/metrics`` has more exactly
@@ -7,13 +7,66 @@ are taken from there by `facts_from_metrics`.
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
 import msgspec
 
+from sparkwright.base.events import Task, task
 from sparkwright.engine.observations import BootFacts, MetricsSnapshot
-from sparkwright.engine.server.backends import read_backends
+
+# platforms/cuda.py: chosen among several, or named by the user
+_ATTENTION = re.compile(r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]+) (?:attention )?backend\b")
+# v1/worker/gpu_model_runner.py; the second model runner logs no such line
+_DRAFTER = re.compile(r"Loading drafter model")
+# model_executor/kernels/linear/__init__.py: NVFP4, MXFP4, MXFP6 and MXFP8
+_LINEAR = re.compile(r"Using (\w+) for (\w+) GEMM")
+# model_executor/layers/fused_moe/oracle/: quoted for NVFP4 and MXFP4, without quotes for FP8
+_MOE = re.compile(r"Using '?(\w+)'? (\w+) MoE backend\b")
+# model_executor/: layers/quantization/utils/marlin_utils_fp4.py, kernels/linear/nvfp4/marlin.py
+_WEIGHT_ONLY = re.compile(r"does not have native support for FP4 computation")
+# model_executor/: kernels/linear/__init__.py, layers/fused_moe/experts/*_emulation_moe.py, and Quark's
+_EMULATED = re.compile(
+    r"falling back to the slow and unoptimized emulation backend"
+    r"|Using \w*EmulationTritonExperts M[Oo]E backend"
+    r"|Simulated weight dequantization"
+)
+_QUANTIZATION = re.compile(r"\bquantization=([\w-]+)")
+_EAGER = re.compile(r"\benforce_eager=True")
+
+WEIGHT_ONLY = "weight-only kernels"
+EMULATION = "emulation"
+
+
+def attention_backends(text: str) -> tuple[str, ...]:
+    """Return the attention backends that a log names, each once, in order."""
+    return tuple(dict.fromkeys(_ATTENTION.findall(text)))
+
+
+def read_backends(text: str, config: str) -> dict[str, Any]:
+    """Return the fields of `BootFacts` about kernels.
+
+    Args:
+        text: the whole log, without colours.
+        config: the line of the configuration in it, or empty.
+    """
+    drafter = _DRAFTER.search(text)
+    quantization = _QUANTIZATION.search(config)
+    warned = ((WEIGHT_ONLY, _WEIGHT_ONLY), (EMULATION, _EMULATED))
+    return {
+        "backends": attention_backends(text),
+        "drafter_backends": attention_backends(text[drafter.end() :]) if drafter else (),
+        "linear_backends": tuple(dict.fromkeys(f"{kind} {name}" for name, kind in _LINEAR.findall(text))),
+        "moe_backends": tuple(dict.fromkeys(f"{kind} {name}" for name, kind in _MOE.findall(text))),
+        "slow_paths": tuple(name for name, sign in warned if sign.search(text)),
+        "quantization": quantization.group(1).replace("None", "") if quantization else "",
+        "eager": bool(_EAGER.search(config)) if config else None,
+    }
+
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _NUMBER = r"(-?[\d,]+(?:\.\d+)?)"
@@ -218,3 +271,73 @@ def _number(text: str) -> float:
         return float(text.replace(",", ""))
     except ValueError:
         return -1
+
+
+_BEGINS = {
+    # v1/worker/gpu_model_runner.py, v1/worker/gpu/model_runner.py
+    "set up the model": r"Starting to load model",
+    # compilation/backends.py
+    "compile the model": r"Dynamo bytecode transform time|Compiling a graph for",
+    "tune FlashInfer's kernels": r"Autotuning process starts",  # flashinfer/autotuner.py
+}
+_ENDS = re.compile(
+    # The same files; compilation/monitor.py; v1/worker/gpu_worker.py.
+    r"Model loading took|torch\.compile (?:and initial profiling run )?took|Available KV cache memory"
+    r"|Autotuning process ends|Graph capturing finished"
+)
+# tqdm's, of model_executor/model_loader/weight_utils.py and of the runners.
+_BAR = re.compile(r"(Loading|Capturing)\b([^:]*):\s+\d+%.*?\|\s*(\d+)/(\d+) \[")
+_LINE_ENDS = re.compile(r"[\r\n]")
+
+
+class BootStages:
+    """Reports the stage that a server's log has come to, as a task inside the block."""
+
+    def __init__(self, log: Path, *, where: str = "") -> None:
+        """Begin at the start of *log*; the names of stages begin with *where*."""
+        self._log, self._where, self._at = log, where, 0
+        self._open = contextlib.ExitStack()
+        self._task: Task | None = None
+        self._rest = ""
+
+    def __enter__(self) -> Self:
+        """Begin without a stage."""
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the stage, as it ends the block."""
+        self._open.__exit__(kind, error, trace)
+
+    def read(self) -> None:
+        """Read what was added to the log."""
+        added = b""
+        with contextlib.suppress(FileNotFoundError), self._log.open("rb") as stream:
+            stream.seek(self._at)
+            added = stream.read()
+        self._at += len(added)
+        *lines, self._rest = _LINE_ENDS.split(self._rest + added.decode(errors="replace"))
+        for line in map(plain, lines):
+            if bar := _BAR.search(line):
+                verb, what, done, total = bar.groups()
+                name = "load the weights" if verb == "Loading" else f"capture{what}"
+                self._stage(name, int(total), "shards" if verb == "Loading" else "graphs", int(done))
+            elif _ENDS.search(line):
+                self._end()
+            else:
+                for name, begins in _BEGINS.items():
+                    if re.search(begins, line):
+                        self._stage(name)
+
+    def _stage(self, name: str, total: int | None = None, unit: str = "", done: int = 0) -> None:
+        name, now = self._where + name, self._task
+        if now is None or now.name != name or (total is not None and now.total != total):
+            self._end()
+            now = self._task = self._open.enter_context(task(name, total=total, unit=unit))
+        if done > now.done:
+            now.advance(done - now.done)
+
+    def _end(self) -> None:
+        self._open.close()
+        self._task = None

@@ -13,12 +13,12 @@ import msgspec
 
 from sparkwright.base.card import card_capability, card_memory_gib
 from sparkwright.base.ports import free_port
-from sparkwright.engine.deadlines import Deadlines
+from sparkwright.engine.cell import Deadlines
+from sparkwright.engine.flashinfer import jobs_variable
 from sparkwright.engine.installed import read_installed
 from sparkwright.engine.models import fetch_models
 from sparkwright.engine.observations import BootFacts
-from sparkwright.engine.server.environment import vllm_command
-from sparkwright.engine.server.jobs import jobs_variable
+from sparkwright.engine.runtime import vllm_command
 from sparkwright.engine.server.lifecycle import Launch, ServerProcess
 from sparkwright.recipes.recipe import TINY, Recipe, serve_arguments
 from sparkwright.recipes.rules import check_compatible

@@ -24,14 +24,20 @@ import msgspec
 from sparkwright.base.errors import EndpointError, ServerError, SparkwrightError
 from sparkwright.base.events import emit, warn
 from sparkwright.base.process import Running, start
+from sparkwright.engine.cell import Deadlines
 from sparkwright.engine.client.endpoint import Endpoint
-from sparkwright.engine.deadlines import Deadlines
 from sparkwright.engine.observations import BootFacts
-from sparkwright.engine.server.bootlog import error_lines, facts_from_metrics, read_boot_log
+from sparkwright.engine.server.bootlog import BootStages, error_lines, facts_from_metrics, read_boot_log
 from sparkwright.engine.server.compiling import FlashInferBuild
-from sparkwright.engine.server.evidence import Incident, keep_evidence
-from sparkwright.engine.server.failures import Cause, ServerFailedError, diagnose, excerpt, tail
-from sparkwright.engine.server.stages import BootStages
+from sparkwright.engine.server.failures import (
+    Cause,
+    Incident,
+    ServerFailedError,
+    diagnose,
+    excerpt,
+    keep_evidence,
+    tail,
+)
 
 if TYPE_CHECKING:
     import aiohttp
@@ -324,7 +330,7 @@ class ServerProcess:
         """Return the first model that the server lists, or empty."""
         import aiohttp
 
-        from sparkwright.engine.client.body import read_body
+        from sparkwright.engine.client.endpoint import read_body
 
         timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
         try:
@@ -383,7 +389,7 @@ class ServerProcess:
     async def _fetch_metrics(self, session: aiohttp.ClientSession) -> None:
         import aiohttp
 
-        from sparkwright.engine.client.body import read_body
+        from sparkwright.engine.client.endpoint import read_body
 
         timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
         with contextlib.suppress(SparkwrightError, aiohttp.ClientError, TimeoutError, UnicodeDecodeError):

@@ -11,7 +11,7 @@ import msgspec
 from packaging.version import Version
 
 from sparkwright.base.errors import SparkwrightError
-from sparkwright.engine.companions import build_command
+from sparkwright.engine.flashinfer import build_command
 from sparkwright.engine.installed import COMPANION, LOADERS, EngineFacts, runs_on
 from sparkwright.publish.series import series_of
 from sparkwright.recipes.recipe import Recipe

@@ -127,9 +127,9 @@ class SystemdManager:
 
 def canary_failure(url: str, api_key: str) -> str:
     """Request a few tokens from the server at *url*; return empty once they came, else the failure."""
+    from sparkwright.engine.cell import Deadlines
     from sparkwright.engine.client.endpoint import Endpoint, check_endpoint, open_session
     from sparkwright.engine.client.request import canary
-    from sparkwright.engine.deadlines import Deadlines
 
     async def ask() -> str:
         endpoint, deadlines = Endpoint(url, "", api_key), Deadlines()

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from sparkwright.engine.capabilities import SPECULATION
-from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.findings import SPECULATION, Finding, Verdict
 from sparkwright.engine.metrics.counters import SpeculationAbsentError, speculation
 from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.verify.checks.common import Values, conclude

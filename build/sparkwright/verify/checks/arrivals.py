@@ -17,7 +17,7 @@ from sparkwright.verify.checks.capacity import grows, lateness_s
 from sparkwright.verify.checks.common import Check, Values, conclude
 from sparkwright.verify.checks.triage import CheckedCells, describe
 from sparkwright.verify.datasets import CHATS
-from sparkwright.verify.slo import times_of
+from sparkwright.verify.rate_search import times_of
 from sparkwright.verify.statistics import percentile
 
 SECONDS = 60.0

@@ -6,9 +6,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from sparkwright.engine.capabilities import GPU, LOG
 from sparkwright.engine.cell import Cell
-from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.findings import GPU, LOG, Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.engine.slow_kernels import (
     computes_fp4,

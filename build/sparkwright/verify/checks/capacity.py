@@ -16,14 +16,22 @@ import msgspec
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation, Sample
-from sparkwright.verify.check import Context
+from sparkwright.verify.check import Context, Profile
 from sparkwright.verify.checks.common import Check, Values, finding
 from sparkwright.verify.checks.machine import disturbances, told_of
 from sparkwright.verify.checks.triage import SEVERITY, CheckedCells, Reason, troubles, unanswered
 from sparkwright.verify.datasets import CHATS
-from sparkwright.verify.profile import Profile
-from sparkwright.verify.rate_search import TRIES, Capacity, NextStep, Outcome, SearchPlan, Step, decide
-from sparkwright.verify.slo import Slo, times_of
+from sparkwright.verify.rate_search import (
+    TRIES,
+    Capacity,
+    NextStep,
+    Outcome,
+    SearchPlan,
+    Slo,
+    Step,
+    decide,
+    times_of,
+)
 from sparkwright.verify.statistics import percentile, theil_sen
 
 NAME = "capacity"

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from sparkwright.engine.capabilities import LOG
 from sparkwright.engine.cell import WATCHED, Cell
-from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.findings import LOG, Finding, Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import Check, conclude

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from sparkwright.engine.capabilities import PREFIX_CACHE, SPECULATION
 from sparkwright.engine.cell import Cell, Prompt
-from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.findings import PREFIX_CACHE, SPECULATION, Finding, Verdict
 from sparkwright.engine.metrics.counters import SeriesAbsentError, hit_rate
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context

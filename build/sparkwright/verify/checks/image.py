@@ -11,10 +11,9 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from sparkwright.engine.capabilities import IMAGES
 from sparkwright.engine.cell import REFUSED, Cell, Prompt
-from sparkwright.engine.client.pictures import COLOURS, draw_colour
-from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.client.payload import COLOURS, draw_colour
+from sparkwright.engine.findings import IMAGES, Finding, Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import CHAT, Check, answered, conclude

@@ -12,9 +12,8 @@ import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from sparkwright.engine.capabilities import PREFIX_CACHE
 from sparkwright.engine.cell import REFUSED, Cell, Prompt
-from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.findings import PREFIX_CACHE, Finding, Verdict
 from sparkwright.engine.observations import Observation, Sample
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import Check, answered, conclude, not_applicable

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from sparkwright.engine.capabilities import BASELINE, SPECULATION
 from sparkwright.engine.cell import Cell, Prompt
-from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.findings import BASELINE, SPECULATION, Finding, Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.answers import (

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from sparkwright.engine.capabilities import BASELINE
 from sparkwright.engine.cell import Cell
-from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.findings import BASELINE, Finding, Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.answers import ALTERNATIVES, Agreement, answers_agree, too_noisy

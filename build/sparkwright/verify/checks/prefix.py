@@ -16,9 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sparkwright.base.digests import digest_of
-from sparkwright.engine.capabilities import PREFIX_CACHE, SPECULATION
 from sparkwright.engine.cell import Cell, Prompt
-from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.findings import PREFIX_CACHE, SPECULATION, Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.answers import (

@@ -9,13 +9,12 @@ import msgspec
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.engine.findings import Verdict
-from sparkwright.verify.check import Context
+from sparkwright.verify.check import Context, Profile
 from sparkwright.verify.checks.compare import ARMS, NAME, judge_pair
 from sparkwright.verify.checks.quality import judge_quality
 from sparkwright.verify.compare import Look
 from sparkwright.verify.corpus import load_corpus
-from sparkwright.verify.profile import Profile
-from sparkwright.verify.run import Run
+from sparkwright.verify.journal import Run
 
 
 def compare_runs(before: Sequence[Run], after: Sequence[Run]) -> Run:

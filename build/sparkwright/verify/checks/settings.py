@@ -38,7 +38,7 @@ from sparkwright.verify.ranking import (
     spread_of,
     standings,
 )
-from sparkwright.verify.slo import Slo
+from sparkwright.verify.rate_search import Slo
 from sparkwright.verify.space import Configuration
 
 STARTS = 3

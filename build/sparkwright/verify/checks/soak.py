@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sparkwright.engine.capabilities import PREFIX_CACHE, SPECULATION
-from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.findings import PREFIX_CACHE, SPECULATION, Finding, Verdict
 from sparkwright.engine.metrics.counters import SeriesAbsentError, counter_delta
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context

@@ -6,12 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
-from sparkwright.engine.capabilities import SPECULATION
 from sparkwright.engine.cell import Cell
-from sparkwright.engine.findings import Finding, Verdict
-from sparkwright.engine.metrics.identities import identities
+from sparkwright.engine.findings import SPECULATION, Finding, Verdict
+from sparkwright.engine.metrics.counters import identities
 from sparkwright.engine.observations import MetricsSnapshot, Observation
-from sparkwright.verify.check import Context
+from sparkwright.verify.check import Context, Profile
 from sparkwright.verify.checks.acceptance import (
     AT_TIMES,
     FEW_DRAFTS,
@@ -26,7 +25,6 @@ from sparkwright.verify.checks.figures import Figures, figures
 from sparkwright.verify.checks.machine import slow_state, state_findings, told_of
 from sparkwright.verify.checks.triage import CheckedCells, Reason, describe
 from sparkwright.verify.datasets import CHATS
-from sparkwright.verify.profile import Profile
 
 INVARIANCE = 0.10
 """Largest share that a mean acceptance length may be off the lowest level's. Other servers stay within

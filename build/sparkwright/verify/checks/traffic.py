@@ -10,9 +10,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from sparkwright.engine.capabilities import TOOLS
 from sparkwright.engine.cell import REQUIRED, Cell, Prompt
-from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.findings import TOOLS, Finding, Verdict
 from sparkwright.engine.observations import Observation, Sample
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import CHAT, Check, Values, conclude

@@ -1,18 +1,26 @@
-"""Figures that a report shows: those that checks judge by, and their surroundings."""
+"""The figures and words of a report: those that checks judge by, of cells and of the whole run."""
 
 from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
+from typing import Any, NamedTuple
 
 import msgspec
 
+from sparkwright.base.text import clean
+from sparkwright.engine.findings import Verdict
 from sparkwright.engine.metrics.counters import hit_rate
 from sparkwright.engine.observations import Observation
+from sparkwright.verify.checks.acceptance import DECAYS, INERT_CAUSE
 from sparkwright.verify.checks.figures import Figures, figures
+from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.checks.triage import troubles
-from sparkwright.verify.run import Run
+from sparkwright.verify.journal import Run
+from sparkwright.verify.statistics import summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,3 +64,237 @@ def _cell(observation: Observation, speed: float) -> CellFigures:
         hit_rate=hits,
         trouble=tuple(trouble.cause for trouble in troubles(observation)),
     )
+
+
+MINUS, NOTHING = "\N{MINUS SIGN}", "\N{EN DASH}"
+
+SYMBOLS = {
+    Verdict.PASS: "✓",
+    Verdict.NOT_APPLICABLE: NOTHING,
+    Verdict.INCONCLUSIVE: "?",
+    Verdict.INVALID: "⊘",
+    Verdict.FAIL: "✗",
+}
+WORDS = {
+    Verdict.PASS: "Passed",
+    Verdict.NOT_APPLICABLE: "Not applicable",
+    Verdict.INCONCLUSIVE: "Inconclusive",
+    Verdict.INVALID: "Invalid",
+    Verdict.FAIL: "Failed",
+}
+
+_SIGNIFICANT = 3
+
+
+def number(value: float | None) -> str:
+    """Return *value* with three significant digits, or a dash where there is none."""
+    if value is None or math.isnan(value):
+        return NOTHING
+    if math.isinf(value):
+        return "∞" if value > 0 else f"{MINUS}∞"
+    if value == int(value) and abs(value) < 1e15:  # noqa: PLR2004 - beyond, digits are no longer exact
+        return f"{int(value):,}".replace("-", MINUS)
+    if abs(value) >= 100:  # noqa: PLR2004 - three digits before the point
+        return f"{value:,.0f}".replace("-", MINUS)
+    if abs(value) < 1e-4:  # noqa: PLR2004
+        return f"{value:.2e}".replace("-", MINUS)
+    digits = max(0, _SIGNIFICANT - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:.{digits}f}".replace("-", MINUS)
+
+
+def figure(value: float | str) -> str:
+    """Return one entry of a finding's ``measured``."""
+    return clean(value) if isinstance(value, str) else number(value)
+
+
+def duration(seconds: float) -> str:
+    """Return *seconds* as a moment on a time axis: ``45 s``, ``12:30 min``, ``1:05 h``."""
+    if seconds < 60:  # noqa: PLR2004
+        return f"{number(round(seconds, 1))} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:  # noqa: PLR2004
+        return f"{minutes}:{rest:02d} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d} h"
+
+
+def plural(count: int, one: str, many: str = "") -> str:
+    """Return a count with its noun: ``1 cell``, ``2 cells``."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def share(value: float) -> str:
+    """Return 0.25 as ``25 %``, to a tenth."""
+    return f"{value * 100 + 0.0:.1f}".removesuffix(".0") + " %" if math.isfinite(value) else NOTHING
+
+
+# Words and figures --------------------------------------------------------------------------------------
+
+
+# The manifest's entries that have places of their own on the page.
+_SHOWN_ELSEWHERE = {"files", "report"}
+
+STAR = "*"
+_OUTCOMES = {
+    Verdict.FAIL: "failed",
+    Verdict.INVALID: "cannot be trusted",
+    Verdict.INCONCLUSIVE: "undecided",
+    Verdict.PASS: "passed",
+    Verdict.NOT_APPLICABLE: "not applicable",
+}
+
+
+class Level(NamedTuple):
+    """Speed at one concurrency, over all categories of the sweep; unknown figures are NaN.
+
+    Attributes:
+        tok_s: output of all requests together, mean of the categories: at full load where there was one, else
+            over the whole cell.
+        ttft_p50_ms: time to the first token, over all requests.
+        acceptance: mean acceptance length in tokens a step, mean of the categories.
+        disturbed: reasons for which these figures are not the usual ones, see `checks.machine`.
+    """
+
+    concurrency: int
+    tok_s: float
+    ttft_p50_ms: float
+    ttft_p95_ms: float
+    tpot_p50_ms: float
+    tpot_p95_ms: float = math.nan
+    acceptance: float = math.nan
+    disturbed: tuple[str, ...] = ()
+
+
+def levels(found: Sequence[CellFigures], speed: float) -> list[Level]:
+    """Return the speed by concurrency, of the sweep's cells that count."""
+    counting = (cell for cell in found if cell.observation.counted and not cell.trouble)
+    swept = [
+        cell
+        for cell in counting
+        if (cell.observation.cell.check, cell.observation.cell.arm) == ("sweep", "main")
+    ]
+    by_level = {
+        c: [cell for cell in swept if cell.concurrency == c] for c in {one.concurrency for one in swept}
+    }
+    return [level_of(concurrency, of, speed) for concurrency, of in sorted(by_level.items())]
+
+
+def level_of(concurrency: int, of: Sequence[CellFigures], speed: float) -> Level:
+    """Return the speed of cells of one concurrency, which count."""
+    rates = [cell.steady_tok_s if math.isfinite(cell.steady_tok_s) else cell.whole_tok_s for cell in of]
+    samples = [sample for cell in of for sample in cell.observation.counted]
+    first = summary([sample.ttft_ms * speed for sample in samples])
+    each = [sample.tpot_ms * speed for sample in samples if sample.output_tokens > 1]
+    tpot = summary(each) if each else None
+    return Level(
+        concurrency,
+        fmean(rates),
+        first.p50,
+        first.p95,
+        tpot.p50 if tpot else math.nan,
+        tpot.p95 if tpot else math.nan,
+        _mean([cell.mal for cell in of]),
+        tuple(dict.fromkeys(why for cell in of for why in disturbances(cell.observation))),
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if math.isfinite(value)]
+    return fmean(known) if known else math.nan
+
+
+LEVEL_COLUMNS = ("c", "tok/s", "TTFT p50 ms", "TTFT p95 ms", "TPOT p50 ms", "TPOT p95 ms")
+"""Heads of `level_table`; acceptance follows where it is known."""
+
+
+def level_table(found: Sequence[Level]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return heads and rows of the table of speed by concurrency; a star marks a disturbed machine."""
+    if not found:
+        return (), []
+    drafted = any(math.isfinite(one.acceptance) for one in found)
+    marked = any(one.disturbed for one in found)
+    rows = [
+        (
+            str(one.concurrency),
+            *map(number, (one.tok_s, one.ttft_p50_ms, one.ttft_p95_ms, one.tpot_p50_ms, one.tpot_p95_ms)),
+            *([number(one.acceptance)] if drafted else []),
+            *([STAR if one.disturbed else ""] if marked else []),
+        )
+        for one in found
+    ]
+    return (*LEVEL_COLUMNS, *(["tokens/step"] * drafted), *(["marked"] * marked)), rows
+
+
+def disturbed_levels(found: Sequence[Level]) -> list[str]:
+    """Return a line for each concurrency whose figures are not the usual ones, with the first reason."""
+    return [
+        f"{STAR} c={one.concurrency}: {one.disturbed[0]}; not comparable" for one in found if one.disturbed
+    ]
+
+
+# Names of a comparison's measurements; unknown ones are words.
+_RATIO, _LOW, _HIGH = "speed over the baseline's", "low", "high"
+COMPARISON_COLUMNS = ("comparison", "ratio", "low", "high", "verdict")
+
+
+def comparison_rows(run: Run) -> list[tuple[str, ...]]:
+    """Return the intervals of a comparison as its findings hold them; a bound that is missing has a dash."""
+    return [
+        (
+            one.name,
+            *(figure(one.measured.get(name, math.nan)) for name in (_RATIO, _LOW, _HIGH)),
+            one.verdict.value,
+        )
+        for one in run.findings
+        if one.check == "compare" and _RATIO in one.measured
+    ]
+
+
+def consequences(run: Run) -> set[int]:
+    """Return the places of findings that only follow from what failed or cannot be trusted.
+
+    Undecided ones of which a cell was not measured or was spoilt, where another finding tells why; and what
+    checks conclude from a broken drafter, but for the first that tells of it.
+    """
+    told = any(one.verdict in {Verdict.FAIL, Verdict.INVALID} for one in run.findings)
+    if not told:
+        return set()
+    broken = [place for place, one in enumerate(run.findings) if one.cause.startswith((INERT_CAUSE, DECAYS))]
+    undrafted = {run.findings[place].check for place in broken}
+    sound = {seen.cell.key for seen in run.observations if not troubles(seen)}
+    return {
+        *broken[1:],
+        *(
+            place
+            for place, one in enumerate(run.findings)
+            if one.verdict is Verdict.INCONCLUSIVE
+            and (one.check in undrafted or any(key not in sound for key in one.evidence))
+        ),
+    }
+
+
+def headline(run: Run) -> str:
+    """Return the number of conclusions by verdict, worst first, and of warnings, in one sentence."""
+    counts = {verdict: sum(f.verdict is verdict for f in run.findings) for verdict in _OUTCOMES}
+    if not run.findings:
+        return "Nothing was concluded."
+    total = plural(len(run.findings), "conclusion")
+    warnings = sum(len(finding.warnings) for finding in run.findings)
+    also = f", with {plural(warnings, 'warning')}" if warnings else ""
+    if counts[Verdict.PASS] == len(run.findings):
+        return f"{total}, all passed{also}."
+    parts = [f"{count} {_OUTCOMES[verdict]}" for verdict, count in counts.items() if count]
+    return f"{total}: {', '.join(parts)}{also}."
+
+
+def flat(manifest: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield entries of a manifest with nested names joined, in their order, without its files."""
+    for name, value in manifest.items():
+        if not prefix and name in _SHOWN_ELSEWHERE:
+            continue
+        if isinstance(value, dict):
+            yield from flat(value, f"{prefix}{name} ")
+        elif isinstance(value, list | tuple):
+            yield clean(f"{prefix}{name}"), clean(", ".join(map(str, value)))
+        else:
+            yield clean(f"{prefix}{name}"), clean(str(value))

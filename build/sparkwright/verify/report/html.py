@@ -14,13 +14,14 @@ from sparkwright.base.page import page_environment
 from sparkwright.base.text import clean
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import Observation
-from sparkwright.verify.report.charts import charts_of
-from sparkwright.verify.report.figures import cells
-from sparkwright.verify.report.overview import (
+from sparkwright.verify.journal import Run, worst
+from sparkwright.verify.report.charts import MARKS, charts_of
+from sparkwright.verify.report.figures import (
     COMPARISON_COLUMNS,
     NOTHING,
     SYMBOLS,
     WORDS,
+    cells,
     comparison_rows,
     consequences,
     disturbed_levels,
@@ -34,8 +35,6 @@ from sparkwright.verify.report.overview import (
     plural,
     share,
 )
-from sparkwright.verify.report.svg import MARKS
-from sparkwright.verify.run import Run, worst
 
 if TYPE_CHECKING:
     from jinja2 import Environment

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 
 from sparkwright.base.text import clean
 from sparkwright.engine.findings import Finding, Verdict
-from sparkwright.verify.report.figures import cells
-from sparkwright.verify.report.overview import (
+from sparkwright.verify.journal import Run, worst
+from sparkwright.verify.report.figures import (
     SYMBOLS,
     WORDS,
+    cells,
     consequences,
     disturbed_levels,
     headline,
@@ -19,7 +20,6 @@ from sparkwright.verify.report.overview import (
     levels,
     plural,
 )
-from sparkwright.verify.run import Run, worst
 
 if TYPE_CHECKING:
     from rich.console import Console

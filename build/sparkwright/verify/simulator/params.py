@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Final
 
-from sparkwright.engine.client.pictures import COLOURS, draw_colour
+from sparkwright.engine.client.payload import COLOURS, draw_colour
 from sparkwright.verify.simulator.faults import Faults
 from sparkwright.verify.simulator.model import (
     Sampling,
