@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sparkwright.carries import load_carries
+from sparkwright.carries.model import load_carries
 from sparkwright.engine.server.failures import causes
 from sparkwright.recipes.evidence import GRADES
 from sparkwright.recipes.recipe import recipes

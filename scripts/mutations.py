@@ -23,9 +23,10 @@ from textwrap import shorten
 from sparkwright.base.config import Model, load_toml
 from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.base.events import Event, subscribe
-from sparkwright.carries import Carry
-from sparkwright.git import TreeEntry
-from sparkwright.merge import MergeReport, merge_patchset
+from sparkwright.carries.model import Carry
+from sparkwright.git.repository import TreeEntry
+from sparkwright.merge.engine import merge_patchset
+from sparkwright.merge.report import MergeReport
 from sparkwright.pipeline.checkout import series_names
 from sparkwright.pipeline.job import Job, open_job
 from sparkwright.pipeline.options import BuildOptions

@@ -14,8 +14,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from sparkwright.git import open_repository
-from sparkwright.merge import merge_patchset
+from sparkwright.git.repository import open_repository
+from sparkwright.merge.engine import merge_patchset
 from sparkwright.pipeline.checkout import open_checkout, series_names
 from sparkwright.pipeline.job import make_job
 from sparkwright.pipeline.options import BuildOptions

@@ -18,8 +18,8 @@ from pathlib import Path
 from packaging.version import Version
 
 from sparkwright.base.config import Model
-from sparkwright.git import open_repository
-from sparkwright.merge import merge_patchset
+from sparkwright.git.repository import open_repository
+from sparkwright.merge.engine import merge_patchset
 from sparkwright.native.sources import gather_sources
 from sparkwright.pipeline.checkout import open_checkout, series_names
 from sparkwright.pipeline.job import Job, make_job

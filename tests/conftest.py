@@ -18,7 +18,7 @@ from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 from sparkwright.base.events import subscribe
-from sparkwright.git import Repository, open_repository
+from sparkwright.git.repository import Repository, open_repository
 from sparkwright.store import Store, open_store
 
 # A script that runs the tests in the background leaves SIGINT ignored, and every program that they start

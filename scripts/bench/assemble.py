@@ -19,9 +19,9 @@ import time
 import zipfile
 from pathlib import Path
 
-from sparkwright.base import process
 from sparkwright.base.digests import sha256_file
-from sparkwright.git import open_repository
+from sparkwright.base.process.run import run
+from sparkwright.git.repository import open_repository
 from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.store import open_store
 from sparkwright.upstream.releases import Access
@@ -61,12 +61,12 @@ def ours(plan: AssemblyPlan, folder: Path) -> float:
 def theirs(plan: AssemblyPlan, folder: Path) -> tuple[float, float]:
     """Return the seconds that ``wheel unpack`` and ``wheel pack`` take, without writing the changes."""
     command = [sys.executable, "-m", "wheel"]
-    unpacking = process.run([*command, "unpack", "-d", folder, plan.upstream_wheel]).seconds
+    unpacking = run([*command, "unpack", "-d", folder, plan.upstream_wheel]).seconds
     tree = next(folder.iterdir())
     for path, content in plan.changes.items():
         (tree / path).write_bytes(content or b"")
     (folder / "packed").mkdir()
-    packing = process.run([*command, "pack", "-d", folder / "packed", tree]).seconds
+    packing = run([*command, "pack", "-d", folder / "packed", tree]).seconds
     return unpacking, packing
 
 

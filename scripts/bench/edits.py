@@ -6,8 +6,9 @@ import shutil
 import time
 from pathlib import Path
 
-from sparkwright.carries import load_carry
-from sparkwright.git import FileEntry, open_repository, patch_tree
+from sparkwright.carries.model import load_carry
+from sparkwright.git.repository import open_repository
+from sparkwright.git.trees import FileEntry, patch_tree
 from sparkwright.merge.prepare import prepare
 from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.store import open_store

@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import NamedTuple
 from unittest import mock
 
-from sparkwright.git import check_out
 from sparkwright.git.repository import git_environment
-from sparkwright.merge import MergeRequest, landing, merge_patchset, sides
+from sparkwright.git.trees import check_out
+from sparkwright.merge import landing, sides
+from sparkwright.merge.engine import MergeRequest, merge_patchset
 from sparkwright.merge.hazards import Examined
 from sparkwright.merge.prepare import prepare
 from sparkwright.pipeline.job import Job, open_job

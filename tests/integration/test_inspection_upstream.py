@@ -8,7 +8,7 @@ from pathlib import Path
 import elfkit
 import pytest
 
-from sparkwright.git import open_repository
+from sparkwright.git.repository import open_repository
 from sparkwright.lock.model import Lock
 from sparkwright.native.device_code import Tally, classify, read_device_code
 from sparkwright.native.inspection import find_surroundings, inspector_of

@@ -8,7 +8,8 @@ import pytest
 import wheelkit
 
 from sparkwright.base.errors import ToolError
-from sparkwright.base.process import installer, run
+from sparkwright.base.process import run as installer
+from sparkwright.base.process.run import run
 from sparkwright.rehearsal import environment
 from sparkwright.rehearsal.environment import Requirements, prepare_environment
 from sparkwright.store import Store

@@ -19,7 +19,7 @@ from world import SOURCE_ROOT, wait_until
 from sparkwright.base.errors import ClusterError, CompileError, StorageError, ToolError
 from sparkwright.base.events import subscribe
 from sparkwright.distributed.tasks import TaskLostError
-from sparkwright.git import FileEntry, patch_tree
+from sparkwright.git.trees import FileEntry, patch_tree
 from sparkwright.native.build import build_extension
 from sparkwright.native.model import Target
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from sparkwright.base.errors import ToolError
-from sparkwright.merge import merge_patchset
+from sparkwright.merge.engine import merge_patchset
 from sparkwright.native.build import Builder, configured, device_code
 from sparkwright.native.host import find_compiler
 from sparkwright.native.model import Target

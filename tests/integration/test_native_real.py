@@ -7,8 +7,8 @@ import pytest
 from elftools.elf.elffile import ELFFile
 
 from sparkwright.base.errors import ToolError
-from sparkwright.base.process import run
-from sparkwright.git import open_repository
+from sparkwright.base.process.run import run
+from sparkwright.git.repository import open_repository
 from sparkwright.lock.check import check_native
 from sparkwright.native.host import find_compiler
 from sparkwright.native.model import Target

@@ -15,10 +15,12 @@ from tiny_release import CLAMP, make_tiny
 from world import World, make_world
 
 from sparkwright.base.errors import ConfigError, NeedsPersonError, ProcessError
-from sparkwright.carries import load_carries
-from sparkwright.git import open_clone, open_repository
+from sparkwright.carries.model import load_carries
+from sparkwright.git.clone import open_clone
+from sparkwright.git.repository import open_repository
 from sparkwright.lock.model import read_lock
-from sparkwright.merge import MergeRequest, OutcomeKind, merge_patchset
+from sparkwright.merge.engine import MergeRequest, merge_patchset
+from sparkwright.merge.report import OutcomeKind
 from sparkwright.nightly.model import Judgement
 from sparkwright.nightly.propose import BASE_TRAILER, Proposal, Proposer
 from sparkwright.probe.proof import ProbeRun, ProbeVerdict, Proof

@@ -16,7 +16,8 @@ from checkpoint_kit import DENSE, GEMMA_26B, GPT_OSS, QWEN_27B, QWEN_35B
 
 from sparkwright.engine.installed import EngineFacts
 from sparkwright.engine.release import ask_installed
-from sparkwright.merge import MergeReport, merge_patchset
+from sparkwright.merge.engine import merge_patchset
+from sparkwright.merge.report import MergeReport
 from sparkwright.pipeline.job import Job, open_job
 from sparkwright.pipeline.options import BuildOptions
 from sparkwright.recipes.recipe import load_recipe

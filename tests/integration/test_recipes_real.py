@@ -11,7 +11,7 @@ from kit import Recorder
 
 from sparkwright.base.events import subscribe
 from sparkwright.engine.release import CheckedRecipe, check_recipes
-from sparkwright.git import open_repository
+from sparkwright.git.repository import open_repository
 from sparkwright.pipeline.checkout import open_checkout, series_names
 from sparkwright.recipes.recipe import Recipe, recipes
 from sparkwright.store import open_store

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from sparkwright.engine.server.bootlog import read_boot_log
-from sparkwright.git import Repository
-from sparkwright.merge import MergeReport, merge_patchset
+from sparkwright.git.repository import Repository
+from sparkwright.merge.engine import merge_patchset
+from sparkwright.merge.report import MergeReport
 from sparkwright.pipeline.job import Job, open_job
 from sparkwright.pipeline.options import BuildOptions
 from sparkwright.recipes.recipe import load_recipe

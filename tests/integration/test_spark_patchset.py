@@ -12,8 +12,9 @@ from subsets_kit import prefixes, telling_subsets
 
 from sparkwright.base.errors import ToolError
 from sparkwright.carries.patchset import closure
-from sparkwright.git import TreeEntry
-from sparkwright.merge import OutcomeKind, merge_patchset
+from sparkwright.git.repository import TreeEntry
+from sparkwright.merge.engine import merge_patchset
+from sparkwright.merge.report import OutcomeKind
 from sparkwright.native.host import find_compiler
 from sparkwright.native.model import Target
 from sparkwright.native.sources import gather_sources

@@ -9,7 +9,8 @@ from small_extension import UPSTREAM, build, compiled, make_builder, make_inputs
 from store_servers import nginx_store
 from unit_kit import FILES, Project, make_toolchain
 
-from sparkwright.git import FileEntry, Repository, open_repository, patch_tree
+from sparkwright.git.repository import Repository, open_repository
+from sparkwright.git.trees import FileEntry, patch_tree
 from sparkwright.native.build import Builder
 from sparkwright.native.model import Inputs
 from sparkwright.store import Store, open_store

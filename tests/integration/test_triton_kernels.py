@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.git import open_repository
+from sparkwright.git.repository import open_repository
 from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.pipeline.job import make_job
 from sparkwright.pipeline.options import BuildOptions

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.git import open_repository
+from sparkwright.git.repository import open_repository
 from sparkwright.lock.check import check
 from sparkwright.lock.cmake import read_pins
 from sparkwright.lock.model import read_lock

@@ -17,7 +17,7 @@ from sparkwright.base.errors import (
     NotInStoreError,
     UnknownNameError,
 )
-from sparkwright.git import fetch
+from sparkwright.git.remotes import fetch
 from sparkwright.upstream import source as source_module
 from sparkwright.upstream.releases import other_release
 from sparkwright.upstream.source import FolderSource, GitSource, IndexSource, open_source

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.git import open_repository
+from sparkwright.git.repository import open_repository
 from sparkwright.native.elf import read_elf
 from sparkwright.native.model import Target
 from sparkwright.native.toolchain import prepare_toolchain

@@ -22,7 +22,7 @@ from world import SOURCE_ROOT
 from sparkwright.base.ssh import parse_host
 from sparkwright.distributed.address import ClusterAddress
 from sparkwright.distributed.cluster import Cluster
-from sparkwright.git import Repository, open_repository
+from sparkwright.git.repository import Repository, open_repository
 from sparkwright.lock.native import Package
 from sparkwright.native.build import Builder
 from sparkwright.native.model import Inputs

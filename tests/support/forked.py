@@ -20,7 +20,7 @@ _SIMULATOR = ("-m", main.__module__)
 
 
 def fork_simulators() -> None:
-    """Let `sparkwright.base.process.start` fork this process for a simulator."""
+    """Let `sparkwright.base.process.session.start` fork this process for a simulator."""
     session.start_session = _start
 
 

@@ -21,11 +21,13 @@ import tomlkit
 import sparkwright
 from sparkwright.base import events
 from sparkwright.base.digests import digest_of
-from sparkwright.base.process import run
-from sparkwright.carries import CARRY_FORMAT, Carry, load_carry
-from sparkwright.git import FileEntry, Repository, import_files
-from sparkwright.git.repository import git_environment
-from sparkwright.merge import History, MergeReport, MergeRequest, merge_patchset
+from sparkwright.base.process.run import run
+from sparkwright.carries.model import CARRY_FORMAT, Carry, load_carry
+from sparkwright.git.repository import Repository, git_environment
+from sparkwright.git.trees import FileEntry, import_files
+from sparkwright.merge.absorb import History
+from sparkwright.merge.engine import MergeRequest, merge_patchset
+from sparkwright.merge.report import MergeReport
 from sparkwright.probe.upstream_tests import packages_folder
 from sparkwright.store import Store
 

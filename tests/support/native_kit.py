@@ -15,7 +15,8 @@ from http_index import Index
 from kit import toml
 
 from sparkwright.base.config import to_builtins
-from sparkwright.git import TreeEntry, blob_id, tree_id
+from sparkwright.git.repository import TreeEntry
+from sparkwright.git.trees import blob_id, tree_id
 from sparkwright.lock.model import Dependency, Lock
 from sparkwright.lock.native import ExtensionSpec, NativePin, Package, SourcePin, Toolkit
 from sparkwright.native.host import this_machine

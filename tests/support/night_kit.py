@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sparkwright.merge import Hazard, OutcomeKind
+from sparkwright.merge.report import Hazard, OutcomeKind
 from sparkwright.nightly.model import (
     NIGHT_FORMAT,
     CarryNight,

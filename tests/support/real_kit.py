@@ -16,7 +16,7 @@ from typing import Any, Self
 
 from sparkwright.carries.patch import parse_patch
 from sparkwright.engine.server.launch import start_server
-from sparkwright.merge import merge_patchset
+from sparkwright.merge.engine import merge_patchset
 from sparkwright.pipeline.job import Job, open_job
 from sparkwright.pipeline.options import BuildOptions
 from sparkwright.recipes.recipe import load_recipe

@@ -14,7 +14,8 @@ from native_kit import HERE
 from unit_kit import make_toolchain
 
 from sparkwright.base.events import subscribe
-from sparkwright.git import FileEntry, Repository, import_files
+from sparkwright.git.repository import Repository
+from sparkwright.git.trees import FileEntry, import_files
 from sparkwright.lock.model import Artifact
 from sparkwright.lock.native import ExtensionSpec, SourcePin
 from sparkwright.native.build import Builder, build_extension

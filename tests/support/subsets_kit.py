@@ -7,7 +7,7 @@ A search for the carry to blame walks such parts, so each has to merge. There ar
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from sparkwright.carries import Carry
+from sparkwright.carries.model import Carry
 from sparkwright.carries.patchset import closure
 
 Part = tuple["Carry", ...]

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sparkwright.git import blob_id
+from sparkwright.git.trees import blob_id
 from sparkwright.native.model import WORK, Cost, Toolchain, Unit
 from sparkwright.native.units import UnitFiles, find_object, record_object
 from sparkwright.native.workspace import Reader

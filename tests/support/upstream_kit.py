@@ -6,7 +6,7 @@ from pathlib import Path
 
 from small_release import sdist_files
 
-from sparkwright.git import open_repository
+from sparkwright.git.repository import open_repository
 from sparkwright.store import open_store
 from sparkwright.upstream.releases import Access
 from sparkwright.upstream.settings import IndexSettings

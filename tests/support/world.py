@@ -21,7 +21,7 @@ from native_kit import lock_text
 from tiny_release import ALIGNED, CLAMPED, TinyRelease, make_tiny
 
 import sparkwright
-from sparkwright.git import open_repository
+from sparkwright.git.repository import open_repository
 from sparkwright.probe.environment import requirements
 from sparkwright.store import Store, open_store
 

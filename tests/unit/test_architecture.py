@@ -36,7 +36,7 @@ def copied(tmp_path: Path) -> Path:
 
 
 PLANTED = {
-    "git.refs": "merge",
+    "git.remotes": "merge",
     "verify.measure": "wheel.names",
     "rehearsal.run": "verify.suite",
     "serve.run": "verify.measure",
@@ -80,8 +80,8 @@ BANNED = (
 )
 HEALTHY = (
     "import os, sys",
-    "from sparkwright.git import fetch",
-    "from sparkwright.base.process import run",
+    "from sparkwright.git.remotes import fetch",
+    "from sparkwright.base.process.run import run",
     "os.path.join('a')",
     "sys.argv",
     "x = 'subprocess'",

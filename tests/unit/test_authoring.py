@@ -14,11 +14,23 @@ from sparkwright.base.errors import (
     PatchError,
     UnknownNameError,
 )
-from sparkwright.carries import PullRequest, load_carry, parse_patch
 from sparkwright.carries.edited import diff_folder, write_tree
-from sparkwright.carries.files import Draft, add_revision, create_own, create_pull, declare_superseded, repin
-from sparkwright.carries.pull import PullName, ResolvedPull, parse_pull, resolve_pull
-from sparkwright.git import FileEntry, Repository
+from sparkwright.carries.files import (
+    Draft,
+    PullName,
+    ResolvedPull,
+    add_revision,
+    create_own,
+    create_pull,
+    declare_superseded,
+    parse_pull,
+    repin,
+    resolve_pull,
+)
+from sparkwright.carries.model import PullRequest, load_carry
+from sparkwright.carries.patch import parse_patch
+from sparkwright.git.repository import Repository
+from sparkwright.git.trees import FileEntry
 from sparkwright.merge.refresh import CarryEditor
 from sparkwright.store import Store
 

@@ -8,8 +8,8 @@ import tomlkit
 from kit import DIGEST, VERSION, make_carry, revision, spec, write_carry
 
 from sparkwright.base.errors import ConfigError, NewerFormatError, PatchError, unknown_name
-from sparkwright.carries import Carry, load_carries, load_carry
-from sparkwright.git import Repository
+from sparkwright.carries.model import Carry, load_carries, load_carry
+from sparkwright.git.repository import Repository
 
 PULL = {"repository": "https://host/x", "number": 7, "head": "1" * 40, "base": "2" * 40}
 PROBE = {"file": "carry.toml", "seconds": 1, "memory-mib": 1}

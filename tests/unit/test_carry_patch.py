@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from kit import make_tree, write_diff
 
 from sparkwright.base.errors import PatchError
-from sparkwright.carries import Patch, parse_patch
-from sparkwright.git import FileEntry, Repository, blob_id
+from sparkwright.carries.patch import Patch, parse_patch
+from sparkwright.git.repository import Repository
+from sparkwright.git.trees import FileEntry, blob_id
 
 Files = dict[str, bytes]
 

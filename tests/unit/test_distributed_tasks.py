@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from sparkwright.cli.main import main
-from sparkwright.git import FileEntry, Repository, import_files, open_repository, unpack_tree
+from sparkwright.git.repository import Repository, open_repository
+from sparkwright.git.trees import FileEntry, import_files, unpack_tree
 from sparkwright.native.model import Cost, Unit
 from sparkwright.pipeline.remote_units import _batches, packed
 from sparkwright.store import Store

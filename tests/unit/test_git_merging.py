@@ -4,10 +4,8 @@ import pytest
 from kit import make_tree
 
 from sparkwright.base.errors import ProcessError
-from sparkwright.git import (
-    Repository,
-    merge_trees,
-)
+from sparkwright.git.repository import Repository
+from sparkwright.git.trees import merge_trees
 
 
 def test_merge_takes_the_base_that_it_is_given(repository: Repository) -> None:

@@ -15,16 +15,9 @@ from hypothesis import strategies as st
 from kit import UpstreamRepository
 
 from sparkwright.base.errors import FetchError, RefError, SparkwrightError
-from sparkwright.git import (
-    Repository,
-    check_address,
-    check_object_id,
-    check_ref,
-    fetch,
-    fetching,
-    list_remote,
-    open_repository,
-)
+from sparkwright.git import remotes
+from sparkwright.git.remotes import check_address, check_object_id, check_ref, fetch, list_remote
+from sparkwright.git.repository import Repository, open_repository
 from sparkwright.upstream.releases import Access
 from sparkwright.upstream.source import open_source
 
@@ -327,7 +320,7 @@ def test_of_a_fetch_that_was_cut_off_no_commit_is_left_without_its_files(tmp_pat
     commit = upstream.commit("large", {f"file{number}": os.urandom(1 << 17) for number in range(8)})
     (program := tmp_path / "cut").write_text(_CUT.format(cut))
     program.chmod(0o755)
-    monkeypatch.setattr(fetching, "_OWN_OR_NOT", f"--upload-pack={program}")
+    monkeypatch.setattr(remotes, "_OWN_OR_NOT", f"--upload-pack={program}")
     store = open_repository(tmp_path / "store")
     if cut < 1 << 20:
         with pytest.raises(FetchError):

@@ -10,18 +10,8 @@ from kit import Content, make_tree, small_disk
 
 import sparkwright
 from sparkwright.base.errors import ProcessError, RefError, ToolError
-from sparkwright.git import (
-    FileEntry,
-    Repository,
-    TreeEntry,
-    blob_id,
-    check_out,
-    import_files,
-    make_read_only,
-    open_repository,
-    patch_tree,
-)
-from sparkwright.git.repository import ATTRIBUTES, git_environment
+from sparkwright.git.repository import ATTRIBUTES, Repository, TreeEntry, git_environment, open_repository
+from sparkwright.git.trees import FileEntry, blob_id, check_out, import_files, make_read_only, patch_tree
 from sparkwright.store import remove_tree
 
 EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
@@ -44,7 +34,8 @@ FILES = {
 COMPUTE = """
 import sys
 from pathlib import Path
-from sparkwright.git import FileEntry, import_files, merge_trees, open_repository, patch_tree
+from sparkwright.git.repository import open_repository
+from sparkwright.git.trees import FileEntry, import_files, merge_trees, patch_tree
 repository = open_repository(Path(sys.argv[1]))
 base_text = b"".join(b"line %d\\n" % i for i in range(30))
 files = {"a.py": FileEntry("100644", base_text), "d\\u00e9/r.sh": FileEntry("100755", b"x"),
@@ -338,7 +329,8 @@ FILL = """
 import os, sys
 from pathlib import Path
 from sparkwright.base.errors import StorageError
-from sparkwright.git import FileEntry, import_files, open_repository, patch_tree
+from sparkwright.git.repository import open_repository
+from sparkwright.git.trees import FileEntry, import_files, patch_tree
 repository = open_repository(Path(sys.argv[1]))
 kept = import_files(repository, [("a", FileEntry("100644", b"small"))])
 big = FileEntry("100644", os.urandom(4 << 20))
@@ -372,7 +364,8 @@ def test_a_full_disk_is_a_storage_error_however_it_is_met(tmp_path: Path) -> Non
 OPEN_AND_IMPORT = """
 import sys
 from pathlib import Path
-from sparkwright.git import FileEntry, import_files, open_repository
+from sparkwright.git.repository import open_repository
+from sparkwright.git.trees import FileEntry, import_files
 repository = open_repository(Path(sys.argv[1]))
 for number in range(5):
     files = [(f"f{i}", FileEntry("100644", b"%d" % (i * number))) for i in range(50)]

@@ -5,9 +5,10 @@ from collections.abc import Mapping
 import pytest
 from kit import Scene, UpstreamRepository, make_tree
 
-from sparkwright.git import fetch, merge_trees
-from sparkwright.merge import History, Outcome, OutcomeKind
-from sparkwright.merge.absorb import CarryChange, reverse_applies
+from sparkwright.git.remotes import fetch
+from sparkwright.git.trees import merge_trees
+from sparkwright.merge.absorb import CarryChange, History, reverse_applies
+from sparkwright.merge.report import Outcome, OutcomeKind
 
 CODE = "vllm/cache.py"
 OLD = "def first():\n    return 1\n\n\ndef middle():\n    return 2\n\n\ndef last():\n    return 3\n"

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from kit import Scene
 
-from sparkwright.merge import MergeReport, OutcomeKind, hazards, sides
+from sparkwright.merge import hazards, sides
 from sparkwright.merge.modules import read_module
+from sparkwright.merge.report import MergeReport, OutcomeKind
 from sparkwright.store import Store
 
 FILE = "vllm/cache.py"

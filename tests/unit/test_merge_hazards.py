@@ -3,7 +3,7 @@
 import pytest
 from kit import DELETED, Scene
 
-from sparkwright.merge import Outcome, OutcomeKind
+from sparkwright.merge.report import Outcome, OutcomeKind
 
 FILE = "vllm/cache.py"
 OTHER = "vllm/other.py"

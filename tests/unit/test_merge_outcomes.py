@@ -4,10 +4,10 @@ import pytest
 from kit import Scene, make_tree, read_tree, write_carry, write_diff
 
 from sparkwright.base.errors import NotInStoreError, StorageError
-from sparkwright.carries import load_carry
-from sparkwright.git import FileEntry
-from sparkwright.merge import Outcome, OutcomeKind
-from sparkwright.merge.texts import is_text
+from sparkwright.carries.model import load_carry
+from sparkwright.git.trees import FileEntry
+from sparkwright.merge.report import Outcome, OutcomeKind
+from sparkwright.merge.sides import is_text
 
 CODE = "vllm/cache.py"
 OLD = "def first():\n    return 1\n\n\ndef middle():\n    return 2\n\n\ndef last():\n    return 3\n"
@@ -186,7 +186,7 @@ def test_a_patch_that_vanished_is_refused_and_hides_nothing(scene: Scene) -> Non
 
 
 def test_a_base_that_cannot_be_had_is_refused_but_a_full_disk_ends_the_merge(scene, monkeypatch):
-    from sparkwright.merge import MergeRequest, merge_patchset
+    from sparkwright.merge.engine import MergeRequest, merge_patchset
 
     scene.base = {CODE: OLD}
     carry = scene.add("fix", {CODE: NEW})

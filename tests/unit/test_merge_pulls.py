@@ -6,10 +6,11 @@ import pytest
 from kit import Recorder, Scene, UpstreamRepository, write_carry
 
 from sparkwright.base.errors import FetchError, PatchError
-from sparkwright.carries import load_carry
-from sparkwright.git import fetch
-from sparkwright.merge import History, Outcome, OutcomeKind
+from sparkwright.carries.model import load_carry
+from sparkwright.git.remotes import fetch
+from sparkwright.merge.absorb import History
 from sparkwright.merge.prepare import refuse_moved_head
+from sparkwright.merge.report import Outcome, OutcomeKind
 
 CODE = "vllm/cache.py"
 OLD = "def first():\n    return 1\n\n\ndef middle():\n    return 2\n\n\ndef last():\n    return 3\n"

@@ -8,9 +8,10 @@ from typing import cast
 import pytest
 from kit import Scene, UpstreamRepository, make_tree, write_carry
 
-from sparkwright.carries import load_carry
-from sparkwright.git import FileEntry, Repository
-from sparkwright.merge import MergeReport, Outcome, OutcomeKind
+from sparkwright.carries.model import load_carry
+from sparkwright.git.repository import Repository
+from sparkwright.git.trees import FileEntry
+from sparkwright.merge.report import MergeReport, Outcome, OutcomeKind
 from sparkwright.pipeline.job import Job
 
 CODE, OTHER = "vllm/cache.py", "vllm/other.py"

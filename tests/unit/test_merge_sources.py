@@ -9,10 +9,11 @@ import pytest
 from kit import VERSION, Content, make_tree, read_tree, write_carry, write_diff
 
 from sparkwright.base.errors import StorageError
-from sparkwright.carries import Carry, load_carry
-from sparkwright.git import Repository
-from sparkwright.merge import MergeReport, MergeRequest, OutcomeKind, apply_to_source, merge_patchset
-from sparkwright.merge import sources as sources_module
+from sparkwright.carries.model import Carry, load_carry
+from sparkwright.git.repository import Repository
+from sparkwright.merge import engine
+from sparkwright.merge.engine import MergeRequest, apply_to_source, merge_patchset
+from sparkwright.merge.report import MergeReport, OutcomeKind
 
 NAME = "flash"
 LISTS = "CMakeLists.txt"
@@ -89,7 +90,7 @@ class TestApply:
         assert outcome.tree == tree
 
     def test_a_base_that_nobody_has_is_refused(self, shelf: Shelf, tmp_path: Path) -> None:
-        from sparkwright.git import open_repository
+        from sparkwright.git.repository import open_repository
 
         carry = shelf.carry("wide", {LISTS: NEW})
         empty = open_repository(tmp_path / "another.git")
@@ -116,7 +117,7 @@ class TestApply:
         def full(*_: object) -> None:
             raise StorageError("the disk is full")
 
-        monkeypatch.setattr(sources_module, "patched", full)
+        monkeypatch.setattr(engine, "patched", full)
         pinned = make_tree(shelf.repository, PINNED)
         with pytest.raises(StorageError):
             apply_to_source(shelf.repository, pinned, [shelf.carry("wide", {LISTS: NEW})], version=VERSION)

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from kit import VERSION, make_tree, write_carry, write_diff
 from subsets_kit import Part, prefixes, telling_subsets
 
-from sparkwright.carries import Carry, load_carry
+from sparkwright.carries.model import Carry, load_carry
 from sparkwright.carries.patchset import closure
-from sparkwright.git import Repository
-from sparkwright.merge import MergeRequest, merge_patchset
+from sparkwright.git.repository import Repository
+from sparkwright.merge.engine import MergeRequest, merge_patchset
 
 NEXT = "1.1.0"
 CODE, OTHER = "vllm/cache.py", "vllm/other.py"

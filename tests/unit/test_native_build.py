@@ -11,7 +11,8 @@ from kit import Recorder
 from small_extension import CMAKE, compiled, make_builder, make_inputs, program
 
 from sparkwright.base.events import subscribe
-from sparkwright.git import FileEntry, Repository, patch_tree
+from sparkwright.git.repository import Repository
+from sparkwright.git.trees import FileEntry, patch_tree
 from sparkwright.native.build import Builder, build_extension, configured, forecast
 from sparkwright.native.model import Inputs, SourceTree
 from sparkwright.store import Store, open_store

@@ -9,7 +9,7 @@ import elfkit
 import pytest
 
 from sparkwright.base.errors import BinaryError, ProcessError, ToolError
-from sparkwright.base.process import stream
+from sparkwright.base.process.run import stream
 from sparkwright.native.device_code import (
     KernelClass,
     Tally,

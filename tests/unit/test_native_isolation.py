@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sparkwright.base.errors import ToolError
-from sparkwright.base.process import run, which
+from sparkwright.base.process.run import run, which
 from sparkwright.native.host import isolated, require_isolation
 
 CALL = "import socket, sys; socket.create_connection(('127.0.0.1', int(sys.argv[1])), 5)"

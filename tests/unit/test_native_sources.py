@@ -11,7 +11,7 @@ from native_kit import PROGRAM, Member, make_wheel, native_tables, offer, offer_
 from small_release import make_release
 
 from sparkwright.base.errors import ConfigError, LockMismatchError, UnknownNameError
-from sparkwright.git import FileEntry
+from sparkwright.git.trees import FileEntry
 from sparkwright.lock.native import Candidate, SourcePin
 from sparkwright.native.sources import find_sources, gather_sources, keep_source
 from sparkwright.pipeline.kernels import GatherSources

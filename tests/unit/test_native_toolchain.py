@@ -14,7 +14,7 @@ from small_release import make_release
 from upstream_kit import make_access
 
 from sparkwright.base.errors import ConfigError, FetchError, LockMismatchError, NotInStoreError, ToolError
-from sparkwright.base.process import run
+from sparkwright.base.process.run import run
 from sparkwright.native.host import find_compiler, find_python_headers
 from sparkwright.native.model import Target
 from sparkwright.native.toolchain import (

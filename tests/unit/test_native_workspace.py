@@ -8,7 +8,8 @@ from kit import make_tree
 from native_case import lock_of
 from unit_kit import make_toolchain
 
-from sparkwright.git import FileEntry, Repository, patch_tree
+from sparkwright.git.repository import Repository
+from sparkwright.git.trees import FileEntry, patch_tree
 from sparkwright.lock.model import Artifact
 from sparkwright.lock.native import SourcePin
 from sparkwright.native import configure

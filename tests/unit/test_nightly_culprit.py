@@ -6,8 +6,10 @@ from dataclasses import dataclass
 import pytest
 from kit import UpstreamRepository, make_tree
 
-from sparkwright.git import Repository, fetch, merge_trees
-from sparkwright.merge import OutcomeKind
+from sparkwright.git.remotes import fetch
+from sparkwright.git.repository import Repository
+from sparkwright.git.trees import merge_trees
+from sparkwright.merge.report import OutcomeKind
 from sparkwright.nightly.culprit import describe_commit, fork, step_to
 from sparkwright.nightly.model import UpstreamCommit
 from sparkwright.search.history import UpstreamStep, commit_steps

@@ -3,7 +3,7 @@
 import pytest
 from kit import make_tree
 
-from sparkwright.git import Repository
+from sparkwright.git.repository import Repository
 from sparkwright.nightly.judging import runners
 
 CHOICE = "vllm/config/vllm.py"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from sparkwright.base.errors import StorageError
-from sparkwright.merge import OutcomeKind
+from sparkwright.merge.report import OutcomeKind
 from sparkwright.nightly.model import (
     NIGHT_FORMAT,
     CarryNight,

@@ -10,7 +10,7 @@ import tomlkit
 from kit import VERSION, write_carry
 
 from sparkwright.base.errors import ConfigError, DependencyOrderError, NewerFormatError, UnknownNameError
-from sparkwright.carries import Carry
+from sparkwright.carries.model import Carry
 from sparkwright.carries.patchset import (
     BuildSpec,
     load_patchset,

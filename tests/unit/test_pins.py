@@ -5,7 +5,7 @@ from kit import UpstreamRepository
 from packaging.version import Version
 
 from sparkwright.base.errors import FetchError, NativeInputsError, RefError
-from sparkwright.git import fetch
+from sparkwright.git.remotes import fetch
 from sparkwright.pipeline.pins import native_differences, nearest_wheel
 from sparkwright.upstream.commits import version_ahead
 from sparkwright.wheel.names import local_version

@@ -11,7 +11,7 @@ import pytest
 from kit import DELETED, Content, Recorder, make_carry, make_tree, seed_environment
 
 from sparkwright.base.errors import ConfigError, ToolError
-from sparkwright.git import Repository
+from sparkwright.git.repository import Repository
 from sparkwright.probe import environment as environment_module
 from sparkwright.probe.judge import Prover, judge
 from sparkwright.probe.proof import (

@@ -14,9 +14,9 @@ import pytest
 from kit import VERSION, Content, make_tree, share_library, write_carry, write_diff
 
 from sparkwright.base.errors import BusyError, NotInStoreError
-from sparkwright.carries import Carry, load_carry
-from sparkwright.git import Repository
-from sparkwright.merge import MergedSource
+from sparkwright.carries.model import Carry, load_carry
+from sparkwright.git.repository import Repository
+from sparkwright.merge.report import MergedSource
 from sparkwright.probe import environment as environment_module
 from sparkwright.probe.judge import Prover
 from sparkwright.probe.proof import ProbeVerdict

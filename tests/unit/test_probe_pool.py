@@ -13,7 +13,7 @@ from kit import Content, make_carry, make_tree, seed_environment
 from msgspec.structs import replace as with_fields
 from world import ended
 
-from sparkwright.git import Repository
+from sparkwright.git.repository import Repository
 from sparkwright.probe import environment as environment_module
 from sparkwright.probe import runner
 from sparkwright.probe.judge import Prover

@@ -12,7 +12,8 @@ from kit import Recorder
 from world import ended, wait_until
 
 from sparkwright.base.errors import ProcessError, ToolError
-from sparkwright.base.process import Completed, LimitsExceeded, ProcessLimits, run, run_limited, which
+from sparkwright.base.process.run import Completed, run, which
+from sparkwright.base.process.session import LimitsExceeded, ProcessLimits, run_limited
 
 ROOMY = ProcessLimits(seconds=30, memory_mib=2000)
 
@@ -180,7 +181,7 @@ def test_memory_is_counted_though_children_come_and_go(tmp_path: Path) -> None:
 
 
 def test_a_process_that_vanishes_while_it_is_measured_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparkwright.base.process.limited import _resident_mib
+    from sparkwright.base.process.session import _resident_mib
 
     child = subprocess.Popen(["sleep", "60"])
     vanished = psutil.Process(child.pid)

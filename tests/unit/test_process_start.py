@@ -14,7 +14,8 @@ from world import ended as is_dead
 from world import wait_until
 
 from sparkwright.base.errors import ToolError
-from sparkwright.base.process import Ended, Running, resident_mib, start, start_unguarded
+from sparkwright.base.process.run import start_unguarded
+from sparkwright.base.process.session import Ended, Running, resident_mib, start
 
 FAMILY = (
     "import os, subprocess, sys, time\n"
@@ -152,7 +153,7 @@ def test_what_it_leaves_behind_is_killed(tmp_path: Path) -> None:
 STARTER = """
 import os, sys, time
 from pathlib import Path
-from sparkwright.base.process import start
+from sparkwright.base.process.session import start
 folder = Path(sys.argv[1])
 for _ in range(2):
     start([sys.executable, "-c", sys.argv[2]], cwd=folder, env=dict(os.environ), log=folder / "log")

@@ -8,9 +8,11 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 from kit import Scene, make_tree, read_tree
 
-from sparkwright.carries import Carry
-from sparkwright.git import Repository, merge_trees, open_repository
-from sparkwright.merge import MergeReport, MergeRequest, OutcomeKind, merge_patchset
+from sparkwright.carries.model import Carry
+from sparkwright.git.repository import Repository, open_repository
+from sparkwright.git.trees import merge_trees
+from sparkwright.merge.engine import MergeRequest, merge_patchset
+from sparkwright.merge.report import MergeReport, OutcomeKind
 
 pytestmark = pytest.mark.slow  # each example is several merges in a real repository
 

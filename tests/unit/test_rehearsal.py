@@ -13,8 +13,8 @@ from world import World, make_world
 from sparkwright.base.errors import RehearsalError, ServerError
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.outcomes import CheckOutcome, broken_server, outcomes_of
-from sparkwright.git import Repository
-from sparkwright.merge import MergeReport, Outcome, OutcomeKind
+from sparkwright.git.repository import Repository
+from sparkwright.merge.report import MergeReport, Outcome, OutcomeKind
 from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.pipeline.job import Job, make_job
 from sparkwright.pipeline.options import BuildOptions

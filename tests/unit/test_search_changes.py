@@ -12,7 +12,7 @@ from search_kit import problem
 from tiny_release import make_tiny
 
 from sparkwright.base.errors import BisectionError
-from sparkwright.carries import Carry, load_carry
+from sparkwright.carries.model import Carry, load_carry
 from sparkwright.search.changes import SpecDifference, difference
 from sparkwright.search.history import UpstreamStep
 from sparkwright.search.specs import ResolvedSpec, UpstreamPoint

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from world import wait_until
 
-from sparkwright.base.process import start
+from sparkwright.base.process.session import start
 from sparkwright.engine.server.compiling import running_compilers
 from sparkwright.serve.engine import family, keep_incident, rotate
 from sparkwright.serve.watchdog import EngineSample

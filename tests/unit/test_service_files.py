@@ -14,8 +14,8 @@ import yaml
 from click.testing import CliRunner
 from compose_spec import PyCompose
 
-from sparkwright.base import process
 from sparkwright.base.errors import ConfigError, NewerFormatError, UnknownNameError
+from sparkwright.base.process import run as process
 from sparkwright.cli import service
 from sparkwright.cli.service import command
 from sparkwright.engine.environment import OfferedWheel

@@ -8,7 +8,8 @@ from kit import make_tree
 
 from sparkwright.base.errors import ArchiveError, PatchError
 from sparkwright.carries.edited import write_tree
-from sparkwright.git import FileEntry, Repository, check_out, outward_link
+from sparkwright.git.repository import Repository
+from sparkwright.git.trees import FileEntry, check_out, outward_link
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import pytest
 from kit import Content, make_tree, seed_environment, seed_test_packages
 
 from sparkwright.base.errors import ConfigError, EnvironmentSetupError, NotInStoreError, ToolError
-from sparkwright.git import Repository
+from sparkwright.git.repository import Repository
 from sparkwright.native.host import isolated, require_isolation
 from sparkwright.probe import environment as environment_module
 from sparkwright.probe import upstream_tests

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 
 from sparkwright.base.errors import SparkwrightError
-from sparkwright.base.process import run
+from sparkwright.base.process.run import run
 
 _SECONDS = 10.0
 

@@ -13,7 +13,8 @@ from pathlib import Path
 from sparkwright.base.errors import ConfigError, PatchError
 from sparkwright.base.events import task, warn
 from sparkwright.base.text import line_ends
-from sparkwright.git import LINK, FileEntry, Repository, TreeEntry, blob_id, check_out, patch_tree
+from sparkwright.git.repository import LINK, Repository, TreeEntry
+from sparkwright.git.trees import FileEntry, blob_id, check_out, patch_tree
 from sparkwright.store import remove_tree, storing
 
 # What tools and editors leave behind, by the patterns of its names.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 
 from sparkwright.base.errors import PatchError
-from sparkwright.git import blob_id
+from sparkwright.git.trees import blob_id
 
 _ABSENT = "0" * 40
 _INDEX = re.compile(r"^index ([0-9a-f]{40})\.\.([0-9a-f]{40})(?: (\d{6}))?$", re.MULTILINE)

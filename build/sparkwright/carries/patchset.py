@@ -23,8 +23,7 @@ from msgspec import Meta
 from sparkwright.base.config import Model, load_toml, parse_toml, to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError, DependencyOrderError, unknown_name
-from sparkwright.carries import Carry, load_carries
-from sparkwright.carries.model import Name
+from sparkwright.carries.model import Carry, Name, load_carries
 from sparkwright.lock.model import Lock, SeriesName
 from sparkwright.lock.native import NativePin
 

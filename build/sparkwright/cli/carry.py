@@ -10,22 +10,31 @@ import click
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ConfigError, NotInStoreError, PatchError, unknown_name
 from sparkwright.base.events import warn
-from sparkwright.carries import Carry, PullRequest, load_carries, parse_patch
 from sparkwright.carries.edited import diff_folder, write_tree
-from sparkwright.carries.files import Draft, add_revision, create_own, create_pull, repin
+from sparkwright.carries.files import (
+    Draft,
+    ResolvedPull,
+    add_revision,
+    create_own,
+    create_pull,
+    parse_pull,
+    repin,
+    resolve_pull,
+)
+from sparkwright.carries.model import Carry, PullRequest, load_carries
+from sparkwright.carries.patch import parse_patch
 from sparkwright.carries.patchset import with_carry
-from sparkwright.carries.pull import ResolvedPull, parse_pull, resolve_pull
 from sparkwright.cli.carry_prove import prove
 from sparkwright.cli.globals import Group
 from sparkwright.cli.options import source_options
 from sparkwright.cli.result import Part, Result
 from sparkwright.cli.session import Session, run_in_clone, run_in_session
-from sparkwright.git import open_repository
+from sparkwright.git.repository import open_repository
 from sparkwright.merge.absorb import CarryChange
+from sparkwright.merge.engine import source_change
+from sparkwright.merge.landing import idle, unshippable
 from sparkwright.merge.prepare import prepare, pull_change
 from sparkwright.merge.refresh import CarryEditor, require_editable
-from sparkwright.merge.shipped import idle, unshippable
-from sparkwright.merge.sources import source_change
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.options import TargetOptions
 from sparkwright.store import remove_tree, write_atomically

@@ -20,7 +20,7 @@ from sparkwright.cli.preflight import ask_options
 from sparkwright.cli.result import Result, Table
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.engine.environment import OfferedWheel, plan_environment, sources_here
-from sparkwright.git import require_git
+from sparkwright.git.repository import require_git
 from sparkwright.native.doctor import MachineCheck, check_gpu, native_checks
 from sparkwright.recipes.recipe import Recipe, served_recipe
 from sparkwright.serve.preflight.facts import PreflightRequest

@@ -14,7 +14,8 @@ from sparkwright.cli.globals import Command
 from sparkwright.cli.options import job_options
 from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_in_session
-from sparkwright.merge import MergeReport, OutcomeKind, merge_patchset
+from sparkwright.merge.engine import merge_patchset
+from sparkwright.merge.report import MergeReport, OutcomeKind
 from sparkwright.pipeline.options import TargetOptions
 from sparkwright.pipeline.proofs import evidence_of
 

@@ -15,7 +15,7 @@ from sparkwright.cli.globals import Command
 from sparkwright.cli.options import NAMES, require_libraries, tree_options
 from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_in_session
-from sparkwright.merge import merge_patchset
+from sparkwright.merge.engine import merge_patchset
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.options import TargetOptions
 from sparkwright.publish import dist_folder

@@ -34,7 +34,7 @@ from sparkwright.engine.environment import (
 )
 from sparkwright.engine.installed import EngineFacts
 from sparkwright.engine.offered import NoWheelError, made_here, makeable_series, offered_wheel
-from sparkwright.merge import merge_patchset
+from sparkwright.merge.engine import merge_patchset
 from sparkwright.pipeline.checkout import keeping_series
 from sparkwright.pipeline.job import open_job
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions

@@ -25,7 +25,8 @@ from sparkwright.cli.result import Part, Result
 from sparkwright.cli.terminal import showing_events
 from sparkwright.distributed.address import parse_cluster
 from sparkwright.distributed.cluster import Cluster
-from sparkwright.git import Repository, inode, mended, open_repository, unsoundness
+from sparkwright.git.repository import Repository, open_repository
+from sparkwright.git.soundness import inode, mended, unsoundness
 from sparkwright.pipeline.checkout import Checkout, keeping_series, open_checkout, require_clone, with_series
 from sparkwright.pipeline.job import Job, make_job
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions, CompileOptions, TargetOptions

@@ -12,7 +12,7 @@ from sparkwright.cli.options import job_options
 from sparkwright.cli.patchset import told_revision
 from sparkwright.cli.result import Result, Table
 from sparkwright.cli.session import Session, run_read_only
-from sparkwright.merge import OutcomeKind
+from sparkwright.merge.report import OutcomeKind
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.options import TargetOptions
 from sparkwright.pipeline.proofs import Prove

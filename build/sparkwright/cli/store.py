@@ -13,7 +13,7 @@ from sparkwright.base.text import human_size
 from sparkwright.cli.globals import Group
 from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_read_only
-from sparkwright.git import begin_again, unsoundness
+from sparkwright.git.soundness import begin_again, unsoundness
 from sparkwright.store.prune import PruneLimits, prune
 from sparkwright.store.remote.keys import require_key
 from sparkwright.store.remote.settings import key_file

@@ -16,7 +16,7 @@ from sparkwright.cli.globals import Command
 from sparkwright.cli.options import require_libraries
 from sparkwright.cli.output import expect_json, print_json
 from sparkwright.distributed.inputs import REQUEST
-from sparkwright.git import open_repository
+from sparkwright.git.repository import open_repository
 from sparkwright.pipeline.remote_units import UnitsRequest, compile_units, unpack_all
 from sparkwright.store import open_store
 from sparkwright.store.remote import open_tier

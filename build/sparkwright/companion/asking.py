@@ -13,7 +13,7 @@ from typing import Any
 
 from sparkwright.base.errors import NativeBuildError, ProcessError
 from sparkwright.base.events import task
-from sparkwright.base.process import run
+from sparkwright.base.process.run import run
 from sparkwright.companion.model import CompanionSpec
 from sparkwright.native.model import Target, Toolchain
 

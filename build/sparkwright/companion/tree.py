@@ -11,7 +11,7 @@ from sparkwright.base.errors import NativeBuildError
 from sparkwright.base.events import task
 from sparkwright.companion.asking import GeneratorSite
 from sparkwright.companion.model import CompanionSpec
-from sparkwright.git import FileEntry, import_files, patch_tree
+from sparkwright.git.trees import FileEntry, import_files, patch_tree
 from sparkwright.upstream.archive import REGULAR
 from sparkwright.upstream.releases import Access
 

@@ -20,7 +20,7 @@ import msgspec
 
 from sparkwright.base.config import decode_json
 from sparkwright.base.errors import ConfigError, SparkwrightError, StorageError, ToolError
-from sparkwright.base.process import start
+from sparkwright.base.process.session import start
 from sparkwright.distributed.inputs import share_file
 from sparkwright.distributed.tasks import (
     GB10,

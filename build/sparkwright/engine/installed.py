@@ -102,7 +102,7 @@ def read_installed(python: Path) -> EngineFacts:
     Raises:
         ServerError: it has none, cannot be run, or the wheel's record of carries is broken.
     """
-    from sparkwright.base.process import run
+    from sparkwright.base.process.run import run
 
     try:
         found = json.loads(run([python, "-c", _ASK, REGISTRY, *_PACKAGES], timeout=60).text)

@@ -16,7 +16,7 @@ from typing import Any
 
 from sparkwright.base.errors import FetchError
 from sparkwright.base.events import task, warn
-from sparkwright.base.process import Running, start
+from sparkwright.base.process.session import Running, start
 from sparkwright.recipes.recipe import Recipe
 
 _CHILD = Path(__file__).with_name("child") / "fetch_model.py"

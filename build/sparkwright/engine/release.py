@@ -21,9 +21,9 @@ from sparkwright.base.config import Model, decode_json, to_builtins
 from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.base.errors import ToolError, unknown_name
 from sparkwright.base.events import task
-from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
+from sparkwright.base.process.session import LimitsExceeded, ProcessLimits, run_limited
 from sparkwright.engine.installed import EngineFacts
-from sparkwright.git import Repository
+from sparkwright.git.repository import Repository
 from sparkwright.pipeline.checkout import Checkout, open_checkout, series_names
 from sparkwright.pipeline.job import Job, make_job
 from sparkwright.pipeline.options import BuildOptions

@@ -26,7 +26,7 @@ from sparkwright.base.errors import (
     ToolError,
 )
 from sparkwright.base.events import task
-from sparkwright.base.process import install_packages, make_venv, run, uv_program
+from sparkwright.base.process.run import install_packages, make_venv, run, uv_program
 from sparkwright.lock.runtime import (
     OLDEST_PYTHON,
     LockedRuntime,

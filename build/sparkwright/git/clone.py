@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkwright.base.errors import ConfigError, NeedsPersonError, ProcessError, RefError
-from sparkwright.base.process import run
-from sparkwright.git.refs import check_object_id, check_ref
+from sparkwright.base.process.run import run
+from sparkwright.git.remotes import check_object_id, check_ref
 from sparkwright.git.repository import IDENTITY, Repository
 
 _ABSENT = "0" * 40

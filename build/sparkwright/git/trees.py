@@ -1,170 +1,271 @@
-"""Trees read, compared and edited in this process.
-
-A merge looks at a handful of paths in a dozen trees of several thousand files. Starting git for
-each look costs more than the look; a tree object is a short list, so it is read once through the
-repository's long-lived reader and kept.
-"""
+"""Files into trees: whole ones with one ``git fast-import``, small changes in this process."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import hashlib
+import os
+import posixpath
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
-from sparkwright.base.errors import RefError
-from sparkwright.store import storing
-
-FOLDER = "40000"
-LINK = "120000"
-SUBMODULE = "160000"
+from sparkwright.base.errors import ArchiveError, ProcessError
+from sparkwright.git.remotes import check_object_id
+from sparkwright.git.repository import FOLDER, WHO, Repository, TreeEntry, serialise
 
 
 @dataclass(frozen=True)
-class TreeEntry:
-    """A file in a tree: its mode (``100644``, ``100755``, ``120000``, ``160000``) and blob id."""
+class FileEntry:
+    """A file's mode (``100644``, ``100755`` or ``120000``) and bytes."""
 
     mode: str
-    blob: str
+    data: bytes
 
 
-Node = dict[str, TreeEntry]
-"""One tree object: name to entry; a folder has mode ``40000`` and a tree's id."""
+def blob_id(data: bytes) -> str:
+    """Return the id that git gives to a blob of *data*."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()  # noqa: S324 - git's object ids are SHA-1
 
 
-@dataclass
-class ObjectReader:
-    """Reads objects through GitPython (one ``cat-file`` for all), and writes loose ones.
+def tree_id(files: Mapping[str, TreeEntry]) -> str:
+    """Return the id that git gives to the tree of *files*, by path; nothing is written."""
+    node: dict[str, TreeEntry] = {}
+    below: dict[str, dict[str, TreeEntry]] = {}
+    for path, entry in files.items():
+        name, _, rest = path.partition("/")
+        if rest:
+            below.setdefault(name, {})[rest] = entry
+        else:
+            node[name] = entry
+    node |= {name: TreeEntry(FOLDER, tree_id(inner)) for name, inner in below.items()}
+    data = serialise(node)
+    return hashlib.sha1(b"tree %d\0" % len(data) + data).hexdigest()  # noqa: S324 - as above
+
+
+def import_files(repository: Repository, files: Iterable[tuple[str, FileEntry]]) -> str:
+    """Write *files* (path, content) to the store as one tree; returns its id."""
+    wanted = dict(files)
+    if not wanted:  # fast-import has no name for the tree of a commit without files
+        return repository.objects.write("tree", b"")
+    ref = f"refs/sparkwright/import/{os.getpid()}-{os.urandom(6).hex()}".encode()
+    stream: list[bytes] = [b"feature done\n"]
+    stream += [b"commit %s\nmark :1\ncommitter %s\ndata 0\n" % (ref, WHO.encode())]
+    for path, entry in wanted.items():
+        stream += _file_commands(path, entry)
+    # A blank line ends the commit. Its ref was only needed to hang it on; reset to nothing, it is gone.
+    stream += [b"\n", b'ls :1 ""\n', b"reset %s\nfrom %s\n\n" % (ref, b"0" * 40), b"done\n"]
+    done = repository.command(
+        "fast-import", "--quiet", "--date-format=raw", "--depth=0", stdin=b"".join(stream)
+    )
+    fields = done.text.split()
+    if fields[:2] != ["040000", "tree"]:
+        raise ProcessError("git fast-import did not answer as expected", because=done.text[:400])
+    return fields[2]
+
+
+def patch_tree(repository: Repository, tree: str, files: Mapping[str, FileEntry | None]) -> str:
+    """Return *tree* with *files* changed (path to new content, or `None` for deleted); returns the new id."""
+    objects = repository.objects
+    entries = {
+        path: None if file is None else TreeEntry(file.mode, objects.write("blob", file.data))
+        for path, file in files.items()
+    }
+    return objects.edit(tree, entries) or objects.write("tree", b"")
+
+
+def _file_commands(path: str, entry: FileEntry) -> list[bytes]:
+    header = b"M %s inline %s\ndata %d\n" % (entry.mode.encode(), _quote(path), len(entry.data))
+    return [header, entry.data, b"\n"]
+
+
+def _quote(path: str) -> bytes:
+    raw = path.encode(errors="surrogateescape")
+    escaped = raw.replace(b"\\", b"\\\\").replace(b'"', b'\\"').replace(b"\n", b"\\n")
+    return b'"' + escaped + b'"'
+
+
+# A tree as read-only files on disk ----------------------------------------------------------------
+
+_SYMLINK = "120000 "
+
+
+def check_out(repository: Repository, tree: str, folder: Path, *, under: str = "") -> None:
+    """Write the files of *tree* into the empty *folder*.
+
+    Args:
+        repository: where the tree is.
+        tree: its id.
+        folder: where to; it is made when missing.
+        under: only this folder of the tree, kept at its place; all by default.
+
+    Raises:
+        ArchiveError: a symbolic link in the tree leads out of it.
+    """
+    check_object_id(tree)
+    _refuse_outward_links(repository, tree)
+    folder.mkdir(parents=True, exist_ok=True)
+    index = folder.with_name(folder.name + ".index")
+    env = {"GIT_INDEX_FILE": str(index), "GIT_WORK_TREE": str(folder)}
+    try:
+        if under:
+            repository.command("read-tree", f"--prefix={under}/", f"{tree}:{under}", env=env)
+        else:
+            repository.command("read-tree", tree, env=env)
+        repository.command("checkout-index", "--all", "--force", f"--prefix={folder}/", env=env)
+    finally:
+        index.unlink(missing_ok=True)
+
+
+def _refuse_outward_links(repository: Repository, tree: str) -> None:
+    """Refuse links that lead out of a tree that came by git: nothing else checks these."""
+    listed = repository.command("ls-tree", "-r", "-z", tree).stdout.decode(errors="surrogateescape")
+    links = {}
+    for line in listed.split("\0"):
+        entry, _, path = line.partition("\t")
+        if entry.startswith(_SYMLINK):
+            links[path] = repository.blob(entry.split()[2]).decode(errors="surrogateescape")
+    if (outward := outward_link(links)) is not None:
+        raise ArchiveError(
+            f"the tree {tree[:12]} cannot be written to a folder",
+            because=f"its link {outward!r} leads to {links[outward]!r}, outside",
+            next_step="find out which commit or carry brought that link, and leave that out",
+        )
+
+
+def make_read_only(folder: Path) -> None:
+    """Take the right to write away from *folder* and everything in it."""
+    for parent, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            path = os.path.join(parent, name)  # noqa: PTH118 - thousands of files
+            mode = os.lstat(path).st_mode
+            if stat.S_ISREG(mode):
+                os.chmod(path, mode & 0o555)  # noqa: PTH101
+        os.chmod(parent, 0o555)  # noqa: PTH101, S103
+
+
+# Symbolic links of a tree that lead out of it, also through one another ---------------------------
+
+_MOST_HOPS = 40  # as many as Linux follows (path_resolution(7)); what needs more leads nowhere
+
+
+def outward_link(links: Mapping[str, str]) -> str | None:
+    """Return the path of a link that leads out of its tree, or `None`.
+
+    Args:
+        links: the target of each symbolic link of the tree, by its path there.
+    """
+    return next((path for path in links if _leads_out(path, links)), None)
+
+
+def _leads_out(path: str, links: Mapping[str, str]) -> bool:
+    """Follow the link at *path* as the kernel does, but for the names that are no links."""
+    place: list[str] = []
+    todo = path.split("/")[::-1]
+    hops = 0
+    while todo:
+        part = todo.pop()
+        if part == "..":
+            if not place:
+                return True
+            place.pop()
+        elif part not in {"", "."}:
+            place.append(part)
+            target = links.get("/".join(place))
+            if target is not None:
+                hops += 1
+                if posixpath.isabs(target):
+                    return True
+                if hops > _MOST_HOPS:
+                    return False
+                place.pop()
+                todo += target.split("/")[::-1]
+    return False
+
+
+# The three-way merge, with a base of our choice ---------------------------------------------------
+
+# ``git merge-tree --write-tree`` finds the base from history, and ``--merge-base`` only came
+# with git 2.40. A synthetic pair of commits with the wanted base as their only parent says the
+# same to every git since 2.38.
+
+
+@dataclass(frozen=True)
+class MergeResult:
+    """The result of a merge.
 
     Attributes:
-        loose: gitdb's store of loose objects in the same repository.
+        tree: id of the merged tree; conflicted files hold conflict markers.
+        conflicts: paths that conflict, sorted.
+        messages: git's own words on each conflict.
     """
 
-    database: Any
-    loose: Any
-    _nodes: dict[str, Node] = field(default_factory=dict)
-    _files: dict[str, dict[str, TreeEntry]] = field(default_factory=dict)
+    tree: str
+    conflicts: tuple[str, ...]
+    messages: tuple[str, ...]
 
-    def read(self, object_id: str) -> bytes:
-        """Return the bytes of an object.
-
-        Raises:
-            RefError: there is no such object.
-        """
-        try:
-            data: bytes = self.database.stream(bytes.fromhex(object_id)).read()
-        except (ValueError, KeyError) as error:
-            raise RefError(f"object {object_id} is not in the store", because=str(error)) from error
-        return data
-
-    def write(self, kind: str, data: bytes) -> str:
-        """Write an object of *kind*; returns its id.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
-        """
-        from gitdb import IStream  # noqa: TID251
-
-        with storing("writing to the repository"):
-            stored = self.loose.store(IStream(kind.encode(), len(data), io.BytesIO(data)))
-        return str(stored.hexsha.decode())
-
-    def node(self, tree: str) -> Node:
-        """Return the tree object with that id."""
-        if tree not in self._nodes:
-            self._nodes[tree] = dict(_parse(self.read(tree)))
-        return self._nodes[tree]
-
-    def entry(self, tree: str, path: str) -> TreeEntry | None:
-        """Return the file at *path* in *tree*, or `None`."""
-        *folders, name = path.split("/")
-        for folder in folders:
-            below = self.node(tree).get(folder)
-            if below is None or below.mode != FOLDER:
-                return None
-            tree = below.blob
-        found = self.node(tree).get(name)
-        return None if found is None or found.mode == FOLDER else found
-
-    def files(self, tree: str) -> dict[str, TreeEntry]:
-        """Return every file below *tree* by path; the answer is the caller's own."""
-        if tree not in self._files:
-            self._files[tree] = dict(self.walk(tree))
-        return dict(self._files[tree])
-
-    def walk(self, tree: str, prefix: str = "") -> Iterator[tuple[str, TreeEntry]]:
-        """Yield every file below *tree*, with its path."""
-        for name, entry in self.node(tree).items():
-            if entry.mode == FOLDER:
-                yield from self.walk(entry.blob, f"{prefix}{name}/")
-            else:
-                yield f"{prefix}{name}", entry
-
-    def compare(
-        self, old: str, new: str, prefix: str = ""
-    ) -> Iterator[tuple[str, TreeEntry | None, TreeEntry | None]]:
-        """Yield files that differ: (path, entry in *old*, entry in *new*); equal subtrees are not entered."""
-        before, after = self.node(old), self.node(new)
-        for name in sorted({*before, *after}):
-            left, right = before.get(name), after.get(name)
-            if left == right:
-                continue
-            path = f"{prefix}{name}"
-            if left and right and left.mode == right.mode == FOLDER:
-                yield from self.compare(left.blob, right.blob, f"{path}/")
-                continue
-            if left and right and FOLDER not in {left.mode, right.mode}:
-                yield path, left, right
-                continue
-            yield from ((found, entry, None) for found, entry in self._below(left, path))
-            yield from ((found, None, entry) for found, entry in self._below(right, path))
-
-    def _below(self, entry: TreeEntry | None, path: str) -> Iterator[tuple[str, TreeEntry]]:
-        if entry is None:
-            return
-        if entry.mode == FOLDER:
-            yield from self.walk(entry.blob, f"{path}/")
-        else:
-            yield path, entry
-
-    def edit(self, tree: str | None, files: Mapping[str, TreeEntry | None]) -> str | None:
-        """Return *tree* with *files* put in or (for `None`) taken out; `None` for a tree without files."""
-        node = {} if tree is None else dict(self.node(tree))
-        deeper: dict[str, dict[str, TreeEntry | None]] = {}
-        for path, entry in files.items():
-            name, _, rest = path.partition("/")
-            if rest:
-                deeper.setdefault(name, {})[rest] = entry
-            elif entry is None:
-                node.pop(name, None)
-            else:
-                node[name] = entry
-        for name, below in deeper.items():
-            present = node.get(name)
-            subtree = present.blob if present is not None and present.mode == FOLDER else None
-            edited = self.edit(subtree, below)
-            if edited is not None:
-                node[name] = TreeEntry(FOLDER, edited)
-            elif subtree is not None:  # a file of that name has nothing below it to take out
-                del node[name]
-        return self.write("tree", serialise(node)) if node else None
+    @property
+    def clean(self) -> bool:
+        """Tell if nothing conflicts."""
+        return not self.conflicts
 
 
-def _parse(data: bytes) -> Iterator[tuple[str, TreeEntry]]:
-    position = 0
-    while position < len(data):
-        space = data.index(b" ", position)
-        end = data.index(b"\0", space)
-        name = data[space + 1 : end].decode(errors="surrogateescape")
-        yield name, TreeEntry(data[position:space].decode(), data[end + 1 : end + 21].hex())
-        position = end + 21
+def merge_trees(repository: Repository, *, base: str, ours: str, theirs: str) -> MergeResult:
+    """Merge the change from *base* to *theirs* into *ours*.
+
+    Args:
+        repository: the store.
+        base: a commit, the common ancestor.
+        ours: a tree.
+        theirs: a tree.
+
+    Raises:
+        ProcessError: git could not merge at all.
+    """
+    our_side = repository.commit(ours, parents=[base], message="ours")
+    their_side = repository.commit(theirs, parents=[base], message="theirs")
+    done = repository.command("merge-tree", "--write-tree", "-z", our_side, their_side, accept=(0, 1))
+    tree, conflicts, messages = _parse_merge(done.stdout.decode(errors="surrogateescape"))
+    if bool(done.status) != bool(conflicts):
+        raise ProcessError("git merge-tree contradicts itself", because=done.stderr or done.text[:400])
+    return MergeResult(tree, conflicts, messages)
 
 
-def serialise(node: Node) -> bytes:
-    """Return the tree object of *node*; git sorts a folder as if its name ended with a slash."""
-    lines = []
-    for name, entry in node.items():
-        raw = name.encode(errors="surrogateescape")
-        line = entry.mode.encode() + b" " + raw + b"\0" + bytes.fromhex(entry.blob)
-        lines.append((raw + (b"/" if entry.mode == FOLDER else b""), line))
-    return b"".join(line for _, line in sorted(lines))
+def _parse_merge(output: str) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """Split the output: tree, NUL, conflicted entries, NUL, then (count, paths, type, text) tuples."""
+    fields = output.split("\0")
+    tree, rest = fields[0].strip(), fields[1:]
+    conflicts: set[str] = set()
+    index = 0
+    while index < len(rest) and rest[index]:
+        conflicts.add(rest[index].partition("\t")[2])
+        index += 1
+    index += 1
+    messages = []
+    while index < len(rest) and rest[index].isdigit():
+        count = int(rest[index])
+        kind, text = rest[index + 1 + count : index + 3 + count]
+        if kind.startswith("CONFLICT"):
+            messages.append(text.strip())
+        index += 3 + count
+    return tree, tuple(sorted(conflicts)), tuple(messages)
+
+
+# A tree as a pack, for another repository ---------------------------------------------------------
+
+
+def pack_tree(repository: Repository, tree: str, target: Path) -> None:
+    """Write a pack of *tree* and everything below it to *target*."""
+    listed = repository.command("rev-list", "--objects", "--no-object-names", check_object_id(tree)).stdout
+    target.write_bytes(repository.command("pack-objects", "--stdout", "-q", stdin=listed).stdout)
+
+
+def unpack_tree(repository: Repository, pack: Path, tree: str) -> None:
+    """Take the objects of *pack* into *repository*, and check that *tree* and all below it is there.
+
+    Raises:
+        ProcessError: it is no pack, is damaged, or lacks a part of the tree.
+    """
+    check_object_id(tree)
+    repository.command("index-pack", "--stdin", "--strict", stdin=pack.read_bytes())
+    repository.command("rev-list", "--objects", "--quiet", tree)

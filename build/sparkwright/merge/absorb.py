@@ -15,7 +15,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sparkwright.git import Repository, as_argument, merge_trees
+from sparkwright.git.repository import Repository, as_argument
+from sparkwright.git.trees import merge_trees
 
 _MOST_COMMITS = 4000
 _NUMBER = re.compile(r"\(#(\d+)\)\s*$")

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
+from msgspec.structs import replace
+
+from sparkwright.base.errors import PatchError
 from sparkwright.base.events import emit
-from sparkwright.carries import Carry
-from sparkwright.git import Repository
+from sparkwright.carries.model import Carry
+from sparkwright.git.repository import Repository, TreeEntry
 from sparkwright.merge.absorb import CarryChange, History, history_signals
-from sparkwright.merge.landing import absorbed, land
-from sparkwright.merge.prepare import BaseFinder, Preparation, prepare
+from sparkwright.merge.landing import absorbed, idle, land
+from sparkwright.merge.prepare import BaseFinder, Preparation, attempt, patched, prepare
 from sparkwright.merge.report import MergedSource, MergeReport, Outcome, OutcomeKind
-from sparkwright.merge.shipped import idle
-from sparkwright.merge.sources import apply_to_source
 from sparkwright.store import Store
 
 _OWN = ""  # stands for vLLM's own tree among the names of sources
@@ -163,3 +165,78 @@ def _history(
     if revision is not None and revision.release == request.version:
         return ()  # it was written against this very tree, and so against all of its history
     return history_signals(repository, request.history, change, pulls)
+
+
+# Sources of dependencies --------------------------------------------------------------------------
+
+# Sources come from archives, wheels and git remotes alike, and old ones are not kept. So a revision's
+# base is not a tree of its own here: it is the pinned tree with the very blobs that the patch names,
+# which most often are the pinned ones.
+
+
+def apply_to_source(
+    repository: Repository,
+    tree: str,
+    carries: Sequence[Carry],
+    *,
+    version: str,
+    store: Store | None = None,
+) -> tuple[str, tuple[Outcome, ...]]:
+    """Merge *carries* of one dependency's source into its *tree*, in order.
+
+    What they require of others, and whether they are superseded, is for `merge_patchset` to say.
+
+    Args:
+        repository: the store's repository; it holds the tree.
+        tree: id of the source's tree.
+        carries: carries with that source.
+        version: the upstream version whose lock pins it.
+        store: remembers findings on clean merges.
+
+    Returns:
+        The id of the tree with all carries in it that merge, and each one's outcome.
+
+    Raises:
+        ProcessError: git itself failed; a conflict is an outcome, not an error.
+    """
+    outcomes: list[Outcome] = []
+    for carry in carries:
+        ready = attempt(carry, partial(source_change, repository, carry, tree, version=version))
+        if ready.change is None:
+            outcome = Outcome(carry=carry.name, kind=OutcomeKind.REFUSED, tree=tree, detail=ready.refusal)
+        else:
+            outcome = land(repository, carry, ready.change, tree, store=store)
+        outcome = replace(outcome, source=carry.spec.source or "")
+        outcomes.append(outcome)
+        tree = outcome.tree
+    return tree, tuple(outcomes)
+
+
+def source_change(repository: Repository, carry: Carry, tree: str, *, version: str) -> CarryChange:
+    """Return the change of *carry*, on the base that its revision for *version* was written against.
+
+    Raises:
+        PatchError: a blob of that base is not in the store, or the patch does not fit it.
+    """
+    revision = carry.revision_for(version)
+    if revision is None:
+        raise PatchError(f"carry {carry.name} has no revision")
+    patch = carry.patch(revision)
+    present = repository.files(tree, patch.paths)
+    base: dict[str, TreeEntry | None] = {}
+    for file in patch.files:
+        entry = present.get(file.path)
+        if file.old is None:
+            base[file.path] = None
+        elif entry is None or entry.blob != file.old:
+            if not repository.has(file.old):
+                raise PatchError(
+                    f"the base of {carry.name} is not in the store",
+                    because=f"it was written against {carry.spec.source} at {revision.source_ref}, "
+                    f"and {file.path} is another one in the pinned tree",
+                    next_step="write a revision of it against the pinned source",
+                )
+            base[file.path] = TreeEntry(file.mode, file.old)
+    if base:
+        tree = repository.objects.edit(tree, base) or repository.objects.write("tree", b"")
+    return patched(repository, tree, patch)

@@ -20,15 +20,11 @@ from sparkwright.base.errors import (
     ToolError,
 )
 from sparkwright.base.events import warn
-from sparkwright.carries import Carry, Patch, PullRequest, Revision
-from sparkwright.git import (
-    FileEntry,
-    Repository,
-    check_object_id,
-    fetch,
-    list_remote,
-    patch_tree,
-)
+from sparkwright.carries.model import Carry, PullRequest, Revision
+from sparkwright.carries.patch import Patch
+from sparkwright.git.remotes import check_object_id, fetch, list_remote
+from sparkwright.git.repository import Repository
+from sparkwright.git.trees import FileEntry, patch_tree
 from sparkwright.merge.absorb import CarryChange
 
 BaseFinder = Callable[[Revision], str]

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkwright.base.errors import CarryConflictError, ConfigError, PatchError
-from sparkwright.carries import Carry
 from sparkwright.carries.edited import write_tree
-from sparkwright.git import MergeResult, Repository, merge_trees
-from sparkwright.merge import BaseFinder
-from sparkwright.merge.prepare import prepare
+from sparkwright.carries.model import Carry
+from sparkwright.git.repository import Repository
+from sparkwright.git.trees import MergeResult, merge_trees
+from sparkwright.merge.prepare import BaseFinder, prepare
 
 
 def require_editable(carry: Carry, version: str) -> None:

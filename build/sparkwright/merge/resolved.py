@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
 
-from sparkwright.merge.calls import Call, Signature, call_of
-from sparkwright.merge.modules import Thing
+from sparkwright.merge.modules import Call, Signature, Thing, call_of
 from sparkwright.merge.report import Hazard
 from sparkwright.merge.sides import Side
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from sparkwright.git import SUBMODULE, Repository, TreeEntry
+from sparkwright.git.repository import SUBMODULE, Repository, TreeEntry
 from sparkwright.merge.modules import Module, fault_of, read_module
-from sparkwright.merge.texts import is_text
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -108,3 +108,24 @@ def changed_python(old: Side, new: Side) -> list[str]:
     """Return paths of the Python files that differ and are shipped."""
     changed = old.repository.changed(old.tree, new.tree)
     return [path for path in changed if path.endswith(".py") and not is_text(path)]
+
+
+# Paths of tests and documents ---------------------------------------------------------------------
+
+_TEXTS = (
+    "tests/*",
+    "*/tests/*",
+    "docs/*",
+    "examples/*",
+    "benchmarks/*",
+    ".github/*",
+    ".buildkite/*",
+    "*.md",
+    "*.rst",
+)
+_IS_TEXT = re.compile("|".join(map(fnmatch.translate, _TEXTS)))
+
+
+def is_text(path: str) -> bool:
+    """Tell if *path* is a test or a document, and so neither shipped nor compiled."""
+    return _IS_TEXT.match(path) is not None

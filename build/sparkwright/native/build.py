@@ -24,8 +24,8 @@ from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import NativeBuildError, ProcessError
 from sparkwright.base.events import emit, task
 from sparkwright.base.machine import look
-from sparkwright.base.process import run
-from sparkwright.git import Repository
+from sparkwright.base.process.run import run
+from sparkwright.git.repository import Repository
 from sparkwright.lock.cmake import read_by_cmake
 from sparkwright.lock.model import Lock
 from sparkwright.lock.native import ExtensionSpec, NativePin, SourcePin

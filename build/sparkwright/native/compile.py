@@ -15,7 +15,7 @@ from pathlib import Path
 from sparkwright.base.errors import ToolError
 from sparkwright.base.events import Task, emit, task, warn
 from sparkwright.base.machine import MachineSnapshot, Pressure, look
-from sparkwright.base.process import Ended, Running, resident_mib, start
+from sparkwright.base.process.session import Ended, Running, resident_mib, start
 from sparkwright.native.failures import CompileFailure, Diagnosis, diagnose, error_of
 from sparkwright.native.model import Cost
 from sparkwright.native.schedule import (

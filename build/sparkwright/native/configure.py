@@ -19,8 +19,9 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import NativeBuildError, ProcessError
 from sparkwright.base.events import task
-from sparkwright.base.process import run
-from sparkwright.git import FileEntry, Repository, TreeEntry, patch_tree
+from sparkwright.base.process.run import run
+from sparkwright.git.repository import Repository, TreeEntry
+from sparkwright.git.trees import FileEntry, patch_tree
 from sparkwright.lock.model import Lock
 from sparkwright.native.model import WORK, Configuration, Inputs, Link, Toolchain, Unit
 from sparkwright.native.toolchain import configure_environment, toolchain_file

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from sparkwright.base import process
 from sparkwright.base.config import Model
 from sparkwright.base.errors import BinaryError, ProcessError
+from sparkwright.base.process.run import stream
 from sparkwright.native.elf import read_elf
 
 # Three patterns that begin with plain text, instead of one that begins with a choice, search the
@@ -73,7 +73,7 @@ def read_device_code(path: Path, cuobjdump: Path) -> DeviceCode:
         return DeviceCode(cubins={}, ptx={}, kernels=())
     try:
         # Both in one call: either alone unpacks all of the file.
-        found = parse_dump(process.stream([cuobjdump, "--dump-elf-symbols", "--dump-ptx", path]))
+        found = parse_dump(stream([cuobjdump, "--dump-elf-symbols", "--dump-ptx", path]))
     except ProcessError as error:
         raise BinaryError(f"the device code of {path.name} cannot be read", because=error.because) from error
     if because := _misread(found):

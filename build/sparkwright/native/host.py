@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkwright.base.errors import ProcessError, SparkwrightError, ToolError
-from sparkwright.base.process import run, which
+from sparkwright.base.process.run import run, which
 from sparkwright.native.model import Target
 
 OLDEST_GXX = (11, 3)

@@ -16,7 +16,8 @@ from msgspec import structs
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ArchiveError, DigestError, LockMismatchError, ToolError
 from sparkwright.base.events import task
-from sparkwright.git import TreeEntry, tree_id
+from sparkwright.git.repository import TreeEntry
+from sparkwright.git.trees import tree_id
 from sparkwright.lock.model import Artifact
 from sparkwright.lock.native import Package
 from sparkwright.store import Store

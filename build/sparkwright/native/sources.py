@@ -15,15 +15,9 @@ from msgspec import structs
 
 from sparkwright.base.errors import DigestError, FetchError, NotInStoreError, RefError, SparkwrightError
 from sparkwright.base.events import emit, task
-from sparkwright.git import (
-    FileEntry,
-    Repository,
-    TreeEntry,
-    fetch,
-    import_files,
-    list_remote,
-    open_repository,
-)
+from sparkwright.git.remotes import fetch, list_remote
+from sparkwright.git.repository import Repository, TreeEntry, open_repository
+from sparkwright.git.trees import FileEntry, import_files
 from sparkwright.lock.check import require_native
 from sparkwright.lock.model import Lock
 from sparkwright.lock.native import Package, SourcePin, named

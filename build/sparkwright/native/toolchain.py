@@ -23,7 +23,7 @@ from pathlib import Path
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ToolError
 from sparkwright.base.events import task
-from sparkwright.base.process import run
+from sparkwright.base.process.run import run
 from sparkwright.lock.check import require_native
 from sparkwright.lock.model import Lock
 from sparkwright.lock.native import NativePin, Package, named

@@ -34,7 +34,8 @@ from pathlib import Path
 from sparkwright.base.config import Model, to_builtins
 from sparkwright.base.digests import digest_of, sha256_bytes, sha256_file
 from sparkwright.base.events import emit, warn
-from sparkwright.git import Repository, blob_id
+from sparkwright.git.repository import Repository
+from sparkwright.git.trees import blob_id
 from sparkwright.native.model import WORK, Cost, Unit
 from sparkwright.native.workspace import Reader
 from sparkwright.store import Store

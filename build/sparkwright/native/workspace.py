@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from sparkwright.git import Repository, TreeEntry, check_out
+from sparkwright.git.repository import Repository, TreeEntry
+from sparkwright.git.trees import check_out
 from sparkwright.lock.native import SourcePin
 from sparkwright.native.model import WORK, Inputs, Toolchain
 from sparkwright.store import Store

@@ -23,7 +23,7 @@ from sparkwright.base.events import emit, task
 from sparkwright.engine.outcomes import Verifier
 from sparkwright.lock.bump import rewrite
 from sparkwright.lock.model import Lock
-from sparkwright.merge import MergeReport
+from sparkwright.merge.report import MergeReport
 from sparkwright.nightly.model import (
     CarryNight,
     Judgement,

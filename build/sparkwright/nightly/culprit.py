@@ -6,8 +6,8 @@ import re
 from collections.abc import Callable, Collection, Sequence
 
 from sparkwright.base.errors import BisectionError
-from sparkwright.git import Repository
-from sparkwright.merge import OutcomeKind
+from sparkwright.git.repository import Repository
+from sparkwright.merge.report import OutcomeKind
 from sparkwright.nightly.model import UpstreamCommit
 from sparkwright.search.changes import upstream_changes, weigh
 from sparkwright.search.history import UpstreamStep

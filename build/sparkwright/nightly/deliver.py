@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from sparkwright.base.config import Model, to_builtins
 from sparkwright.base.errors import ConfigError, NotInStoreError
-from sparkwright.git import open_clone
+from sparkwright.git.clone import open_clone
 from sparkwright.lock.model import Lock, read_lock
 from sparkwright.nightly.merging import Merging
 from sparkwright.nightly.model import Night, NightVerdict, TargetNight

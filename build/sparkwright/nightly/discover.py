@@ -10,7 +10,8 @@ from functools import cached_property
 from packaging.version import InvalidVersion, Version
 
 from sparkwright.base.errors import FetchError, NotInStoreError, RefError, SparkwrightError, UnknownNameError
-from sparkwright.git import Repository, fetch, list_remote
+from sparkwright.git.remotes import fetch, list_remote
+from sparkwright.git.repository import Repository
 from sparkwright.lock.statements import VERSION_FILE, stated_commit
 from sparkwright.nightly.culprit import fork
 from sparkwright.nightly.model import PullChange, UpstreamTarget

@@ -17,10 +17,10 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.base.errors import ConfigError, EnvironmentSetupError, NotInStoreError, ToolError
 from sparkwright.base.events import emit, task
-from sparkwright.carries import Carry
+from sparkwright.carries.model import Carry
 from sparkwright.carries.patchset import BuildSpec
 from sparkwright.engine.outcomes import Verifier
-from sparkwright.merge import MergeReport, OutcomeKind
+from sparkwright.merge.report import MergeReport, OutcomeKind
 from sparkwright.native.host import require_isolation
 from sparkwright.nightly.building import build, rehearse, survey_kernels
 from sparkwright.nightly.discover import UpstreamNews

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from sparkwright.base.events import emit
-from sparkwright.carries import Carry
-from sparkwright.git import Repository
-from sparkwright.merge import MergeReport, Outcome, OutcomeKind
+from sparkwright.carries.model import Carry
+from sparkwright.git.repository import Repository
+from sparkwright.merge.report import MergeReport, Outcome, OutcomeKind
 from sparkwright.nightly.model import Judgement
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.proofs import Trial, trial_of

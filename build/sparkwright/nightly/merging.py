@@ -13,11 +13,12 @@ from msgspec.structs import replace as with_fields
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.events import emit
-from sparkwright.carries import Carry
+from sparkwright.carries.model import Carry
 from sparkwright.carries.patchset import closure
-from sparkwright.merge import MergeReport, Outcome, OutcomeKind, merge_patchset
 from sparkwright.merge.absorb import CarryChange
+from sparkwright.merge.engine import merge_patchset
 from sparkwright.merge.prepare import Preparation, prepare
+from sparkwright.merge.report import MergeReport, Outcome, OutcomeKind
 from sparkwright.nightly.culprit import changed_files, describe_commit, fork, step_to
 from sparkwright.nightly.model import UpstreamCommit, UpstreamTarget
 from sparkwright.pipeline.job import Job

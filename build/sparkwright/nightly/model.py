@@ -6,7 +6,7 @@ from enum import StrEnum
 from typing import Literal
 
 from sparkwright.base.config import Model
-from sparkwright.merge import Hazard, OutcomeKind
+from sparkwright.merge.report import Hazard, OutcomeKind
 
 NIGHT_FORMAT = 1
 

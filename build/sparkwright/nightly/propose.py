@@ -16,12 +16,14 @@ from pathlib import Path
 from sparkwright.base.config import Model
 from sparkwright.base.errors import ConfigError, NeedsPersonError
 from sparkwright.base.events import emit
-from sparkwright.carries import Carry, load_carry
 from sparkwright.carries.files import add_revision, declare_superseded
-from sparkwright.git import FileEntry, ProjectClone, Repository, patch_tree
+from sparkwright.carries.model import Carry, load_carry
+from sparkwright.git.clone import ProjectClone
+from sparkwright.git.repository import Repository
+from sparkwright.git.trees import FileEntry, patch_tree
 from sparkwright.lock.bump import rewrite
 from sparkwright.lock.model import LOCK_NAME, PATCHSETS, Lock
-from sparkwright.merge import BaseFinder
+from sparkwright.merge.prepare import BaseFinder
 from sparkwright.merge.refresh import CarryEditor
 from sparkwright.nightly.model import Judgement, Standing, TargetNight
 from sparkwright.nightly.report import commit_message

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from packaging.version import InvalidVersion, Version
 
 from sparkwright.base.errors import ConfigError, LockMismatchError, SparkwrightError, unknown_name
-from sparkwright.carries import Carry
+from sparkwright.carries.model import Carry
 from sparkwright.carries.patchset import BuildSpec, load_patchset, make_build_spec
 from sparkwright.lock.model import LOCK_NAME, PATCHSETS, SHIPPED, Lock, project_root, read_lock
 

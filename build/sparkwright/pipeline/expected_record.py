@@ -9,7 +9,7 @@ from typing import Any
 
 from sparkwright.base.errors import ArchiveError, WheelError
 from sparkwright.lock.model import Lock
-from sparkwright.merge import merge_patchset
+from sparkwright.merge.engine import merge_patchset
 from sparkwright.native.build import find_extension
 from sparkwright.native.model import Extension
 from sparkwright.pipeline.assembly import ChooseBinaries

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Literal
 
 from sparkwright.base.errors import UnknownNameError, unknown_name
-from sparkwright.carries import Revision
+from sparkwright.carries.model import Revision
 from sparkwright.carries.patchset import BuildSpec, load_patchset
 from sparkwright.distributed.cluster import Cluster
-from sparkwright.git import LINK, Repository, TreeEntry, open_repository
+from sparkwright.git.repository import LINK, Repository, TreeEntry, open_repository
 from sparkwright.lock.model import Artifact
 from sparkwright.lock.native import NativePin
-from sparkwright.merge import History, MergeReport, MergeRequest
+from sparkwright.merge.absorb import History
+from sparkwright.merge.engine import MergeRequest
+from sparkwright.merge.report import MergeReport
 from sparkwright.native.host import isolated
 from sparkwright.native.model import Target
 from sparkwright.pipeline.checkout import Checkout, open_checkout

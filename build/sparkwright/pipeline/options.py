@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from sparkwright.base.errors import ConfigError, SparkwrightError, UnknownNameError
-from sparkwright.base.process import run, which
+from sparkwright.base.process.run import run, which
 from sparkwright.lock.model import Lock
 
 Kernels = Literal["auto", "upstream", "native"]

@@ -14,7 +14,8 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import FetchError, NativeInputsError
 from sparkwright.base.events import emit
-from sparkwright.git import Repository, check_object_id
+from sparkwright.git.remotes import check_object_id
+from sparkwright.git.repository import Repository
 from sparkwright.lock.bump import successor
 from sparkwright.lock.model import Lock
 from sparkwright.pipeline.checkout import Checkout

@@ -8,8 +8,9 @@ from typing import Literal
 
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ProofError, UnprovedError
-from sparkwright.carries import Carry
-from sparkwright.merge import MergeReport, Outcome, OutcomeKind, merge_patchset
+from sparkwright.carries.model import Carry
+from sparkwright.merge.engine import merge_patchset
+from sparkwright.merge.report import MergeReport, Outcome, OutcomeKind
 from sparkwright.native.host import require_isolation
 from sparkwright.pipeline.checkout import pinned_by
 from sparkwright.pipeline.job import Job, require_listed

@@ -8,7 +8,7 @@ from typing import Any
 
 from sparkwright import __version__
 from sparkwright.base.config import to_builtins
-from sparkwright.carries import Carry
+from sparkwright.carries.model import Carry
 from sparkwright.native.model import Extension, Toolchain
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.proofs import wants_proof

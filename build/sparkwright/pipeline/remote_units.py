@@ -13,7 +13,9 @@ from sparkwright.base.events import emit, task
 from sparkwright.distributed.cluster import Cluster
 from sparkwright.distributed.inputs import share_file, share_json, shared
 from sparkwright.distributed.tasks import Done, StoredFile, Task
-from sparkwright.git import Repository, check_object_id, pack_tree, unpack_tree
+from sparkwright.git.remotes import check_object_id
+from sparkwright.git.repository import Repository
+from sparkwright.git.trees import pack_tree, unpack_tree
 from sparkwright.lock.model import Lock
 from sparkwright.native.build import Configured, compile_job, depfile_of, log_name
 from sparkwright.native.compile import Finished, run_jobs

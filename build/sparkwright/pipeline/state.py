@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sparkwright.base.config import Model
-from sparkwright.merge import MergeReport
+from sparkwright.merge.report import MergeReport
 from sparkwright.native.model import Extension, SourceTree, Toolchain
 from sparkwright.probe.proof import Proof
 from sparkwright.upstream.releases import Pristine

@@ -8,8 +8,9 @@ from typing import ClassVar, Protocol
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.events import task
-from sparkwright.carries import CarrySpec
-from sparkwright.merge import MergeReport, merge_patchset
+from sparkwright.carries.model import CarrySpec
+from sparkwright.merge.engine import merge_patchset
+from sparkwright.merge.report import MergeReport
 from sparkwright.pipeline.assembly import Assemble, Audit, ChooseBinaries, FetchStockWheel, Place, Publish
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.kernels import CompileExtension, GatherSources, PrepareToolchain

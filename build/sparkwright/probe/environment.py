@@ -24,8 +24,9 @@ from pathlib import Path
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import EnvironmentSetupError, NotInStoreError, ProcessError
 from sparkwright.base.events import task, warn
-from sparkwright.base.process import install_packages, make_venv, run
-from sparkwright.git import Repository, check_out, make_read_only
+from sparkwright.base.process.run import install_packages, make_venv, run
+from sparkwright.git.repository import Repository
+from sparkwright.git.trees import check_out, make_read_only
 from sparkwright.store import Store, remove_tree
 
 _SHOWN = ("torch", "triton", "numpy")

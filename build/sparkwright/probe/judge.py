@@ -16,9 +16,9 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.base.errors import BusyError, ConfigError, SparkwrightError, StorageError
 from sparkwright.base.events import emit, task
-from sparkwright.carries import Carry, ProbeSpec
-from sparkwright.git import Repository
-from sparkwright.merge import MergedSource
+from sparkwright.carries.model import Carry, ProbeSpec
+from sparkwright.git.repository import Repository
+from sparkwright.merge.report import MergedSource
 from sparkwright.probe.pool import ProbePool
 from sparkwright.probe.proof import (
     PROOF_FORMAT,

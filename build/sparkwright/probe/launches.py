@@ -21,8 +21,8 @@ from sparkwright.base.config import Model, decode_json, to_builtins
 from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.base.errors import ProofError
 from sparkwright.base.events import task
-from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
-from sparkwright.git import Repository
+from sparkwright.base.process.session import LimitsExceeded, ProcessLimits, run_limited
+from sparkwright.git.repository import Repository
 from sparkwright.probe.environment import environment_key, part_of, prepare_environment, tree_folder
 from sparkwright.probe.pool import child_folder, environment, interpreter
 from sparkwright.probe.runner import metadata_folder

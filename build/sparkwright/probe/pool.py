@@ -24,7 +24,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from sparkwright.base.process import ProcessLimits, Running, start, watch
+from sparkwright.base.process.session import ProcessLimits, Running, start, watch
 from sparkwright.probe.environment import bytecode_folder
 from sparkwright.store import Store
 

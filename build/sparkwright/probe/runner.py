@@ -15,8 +15,8 @@ from typing import Literal
 import msgspec
 
 from sparkwright.base.config import Model, decode_json
-from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
-from sparkwright.carries import ProbeSpec
+from sparkwright.base.process.session import LimitsExceeded, ProcessLimits, run_limited
+from sparkwright.carries.model import ProbeSpec
 from sparkwright.probe.environment import fingerprint, forget_bytecode
 from sparkwright.probe.pool import ProbePool, child_folder, environment, interpreter
 from sparkwright.probe.proof import DISTURBED, STOPPED, ProbeRun

@@ -16,9 +16,9 @@ from typing import Any, Protocol
 
 from sparkwright.base.digests import to_json
 from sparkwright.base.errors import ToolError
-from sparkwright.carries import Carry, ProbeSpec
-from sparkwright.git import Repository
-from sparkwright.merge import MergedSource
+from sparkwright.carries.model import Carry, ProbeSpec
+from sparkwright.git.repository import Repository
+from sparkwright.merge.report import MergedSource
 from sparkwright.probe.environment import (
     describe_environment,
     part_of,

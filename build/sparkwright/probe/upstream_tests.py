@@ -27,8 +27,9 @@ from sparkwright.base.config import Model, decode_json, to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError, EnvironmentSetupError, NotInStoreError, ProcessError
 from sparkwright.base.events import task
-from sparkwright.base.process import LimitsExceeded, ProcessLimits, install_packages
-from sparkwright.git import Repository
+from sparkwright.base.process.run import install_packages
+from sparkwright.base.process.session import LimitsExceeded, ProcessLimits
+from sparkwright.git.repository import Repository
 from sparkwright.probe.environment import (
     environment_key,
     part_of,

@@ -18,7 +18,7 @@ from packaging.utils import canonicalize_name
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ProcessError, RehearsalError
 from sparkwright.base.events import task
-from sparkwright.base.process import install_packages, make_venv, run, uv_program
+from sparkwright.base.process.run import install_packages, make_venv, run, uv_program
 from sparkwright.probe.environment import prepare_environment as prepare_probes
 from sparkwright.probe.environment import requirements as probes_requirements
 from sparkwright.store import Store, remove_tree

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import to_json
 from sparkwright.base.text import code_span
-from sparkwright.merge import MergeReport, OutcomeKind
+from sparkwright.merge.report import MergeReport, OutcomeKind
 from sparkwright.rehearsal.model import PACKAGE, RehearsalResult, ServedTree, WrittenFile
 from sparkwright.store import storing, write_atomically
 

@@ -20,7 +20,8 @@ from sparkwright.engine.outcomes import (
     error_line,
     outcomes_of,
 )
-from sparkwright.merge import MergeReport, merge_patchset
+from sparkwright.merge.engine import merge_patchset
+from sparkwright.merge.report import MergeReport
 from sparkwright.pipeline.job import Job
 from sparkwright.publish import dist_folder
 from sparkwright.rehearsal.model import (

@@ -8,8 +8,8 @@ from pathlib import Path
 from sparkwright.base.digests import digest_of, sha256_bytes, sha256_file
 from sparkwright.base.errors import ProcessError, RehearsalError
 from sparkwright.base.events import task, warn
-from sparkwright.base.process import run
-from sparkwright.git import make_read_only
+from sparkwright.base.process.run import run
+from sparkwright.git.trees import make_read_only
 from sparkwright.lock.model import Artifact
 from sparkwright.lock.native import Package
 from sparkwright.native.packages import unpack_package

@@ -16,8 +16,8 @@ from pathlib import Path
 from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.base.errors import RehearsalError
 from sparkwright.base.events import task, warn
-from sparkwright.base.process import make_venv, run
-from sparkwright.git import blob_id, make_read_only
+from sparkwright.base.process.run import make_venv, run
+from sparkwright.git.trees import blob_id, make_read_only
 from sparkwright.lock.model import Artifact
 from sparkwright.lock.native import Package
 from sparkwright.native.packages import unpack_package

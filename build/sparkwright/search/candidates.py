@@ -28,10 +28,11 @@ from sparkwright.base.errors import (
     WheelError,
 )
 from sparkwright.base.events import warn
-from sparkwright.carries import Revision
+from sparkwright.carries.model import Revision
 from sparkwright.carries.patchset import BuildSpec, check_order
 from sparkwright.lock.model import Lock
-from sparkwright.merge import MergeReport, merge_patchset
+from sparkwright.merge.engine import merge_patchset
+from sparkwright.merge.report import MergeReport
 from sparkwright.pipeline.assembly import Assemble
 from sparkwright.pipeline.checkout import Checkout
 from sparkwright.pipeline.job import Job

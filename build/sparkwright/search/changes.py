@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from sparkwright.base.errors import BisectionError
-from sparkwright.carries import Carry
+from sparkwright.carries.model import Carry
 from sparkwright.search.history import UpstreamStep
 from sparkwright.search.model import Axis, Change
 from sparkwright.search.specs import ResolvedSpec

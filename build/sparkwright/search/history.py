@@ -8,7 +8,7 @@ from packaging.version import Version
 
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import BisectionError, NotInStoreError
-from sparkwright.git import Repository
+from sparkwright.git.repository import Repository
 from sparkwright.search.specs import ResolvedSpec, UpstreamPoint
 from sparkwright.upstream.index import versions
 from sparkwright.upstream.releases import Access

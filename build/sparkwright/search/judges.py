@@ -17,10 +17,10 @@ from pathlib import Path
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import to_json
 from sparkwright.base.errors import ConfigError, ProcessError
-from sparkwright.base.process import LimitsExceeded, ProcessLimits, run_limited
-from sparkwright.carries import ProbeSpec, load_carry
+from sparkwright.base.process.session import LimitsExceeded, ProcessLimits, run_limited
+from sparkwright.carries.model import ProbeSpec, load_carry
 from sparkwright.engine.outcomes import Verifier
-from sparkwright.merge import OutcomeKind
+from sparkwright.merge.report import OutcomeKind
 from sparkwright.probe.environment import prepare_environment
 from sparkwright.probe.proof import named_modules
 from sparkwright.probe.runner import run_probe

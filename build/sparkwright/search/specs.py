@@ -17,10 +17,10 @@ import msgspec
 from sparkwright.base.config import decode_json
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import BisectionError, ConfigError, SparkwrightError, WheelError
-from sparkwright.carries import Carry, load_carry
-from sparkwright.carries.model import Name
+from sparkwright.carries.model import Carry, Name, load_carry
 from sparkwright.carries.patchset import BuildSpec, check_order
-from sparkwright.git import Repository, check_out
+from sparkwright.git.repository import Repository
+from sparkwright.git.trees import check_out
 from sparkwright.lock.model import LOCK_NAME, Lock, read_lock
 from sparkwright.pipeline.checkout import Checkout, lock_name, open_checkout, series_names
 from sparkwright.upstream.releases import Access

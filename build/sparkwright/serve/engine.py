@@ -187,7 +187,7 @@ def keep_incident(place: Path, pid: int, samples: Iterable[EngineSample]) -> tup
 
 
 def _stacks(pids: Sequence[int]) -> str:
-    from sparkwright.base.process import run
+    from sparkwright.base.process.run import run
 
     beside = Path(sys.executable).with_name("py-spy")
     program = str(beside) if beside.exists() else shutil.which("py-spy")

@@ -24,7 +24,7 @@ import msgspec
 from sparkwright.base.config import decode_json
 from sparkwright.base.errors import ClusterError, ConfigError, ProcessError
 from sparkwright.base.events import emit, task, warn
-from sparkwright.base.process import run
+from sparkwright.base.process.run import run
 from sparkwright.base.ssh import SshHost, parse_host
 from sparkwright.recipes.recipe import Recipe
 from sparkwright.serve.preflight.finding import warn_or_refuse

@@ -20,7 +20,7 @@ from typing import IO, NamedTuple, cast
 
 from sparkwright.base.digests import CHUNK
 from sparkwright.base.errors import ArchiveError
-from sparkwright.git import outward_link
+from sparkwright.git.trees import outward_link
 
 # Git's file modes (gitformat-index(5)).
 REGULAR = "100644"

@@ -12,7 +12,7 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import FetchError, NotInStoreError, WheelError
 from sparkwright.base.events import emit
-from sparkwright.git import Repository
+from sparkwright.git.repository import Repository
 from sparkwright.lock.model import Artifact
 from sparkwright.lock.statements import ReleaseEvidence, WheelEvidence, stated_commit, stated_versions
 from sparkwright.upstream.commit_index import NIGHTLY, CommitWheel, as_file, find_wheel, list_wheels

@@ -14,7 +14,7 @@ from msgspec import structs
 from sparkwright.base.config import parse_toml
 from sparkwright.base.errors import FetchError, WheelError
 from sparkwright.base.events import emit
-from sparkwright.git import list_remote
+from sparkwright.git.remotes import list_remote
 from sparkwright.lock.bump import Bumped, rewrite, successor
 from sparkwright.lock.check import CudaEvidence
 from sparkwright.lock.model import LOCK_FORMAT, Artifact, Lock

@@ -10,7 +10,9 @@ from pathlib import Path
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import DigestError, FetchError, LockMismatchError, NotInStoreError
 from sparkwright.base.events import task
-from sparkwright.git import FileEntry, Repository, import_files, list_remote
+from sparkwright.git.remotes import list_remote
+from sparkwright.git.repository import Repository
+from sparkwright.git.trees import FileEntry, import_files
 from sparkwright.lock.model import Artifact, Lock
 from sparkwright.store import Store
 from sparkwright.upstream.archive import read_sdist

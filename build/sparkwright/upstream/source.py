@@ -9,7 +9,7 @@ from typing import Protocol
 
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import FetchError, NotInStoreError, RefError, UnknownNameError
-from sparkwright.git import check_address, check_object_id, fetch, refuse_secret
+from sparkwright.git.remotes import check_address, check_object_id, fetch, refuse_secret
 from sparkwright.lock.model import Artifact, Lock
 from sparkwright.upstream.download import adopt_copy, fetch_artifact
 from sparkwright.upstream.releases import (

@@ -84,7 +84,7 @@ def evaluate(request: EvalRequest, folder: Path, cache: Path) -> list[TaskScore]
         ServerError: the harness cannot be installed, or it failed.
         NotInStoreError: it would have to be fetched, and the network is off.
     """
-    from sparkwright.base.process import run
+    from sparkwright.base.process.run import run
 
     python, out = _interpreter(request, cache), folder / RESULTS
     out.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from sparkwright.base.errors import WheelError
-from sparkwright.git import blob_id
+from sparkwright.git.trees import blob_id
 from sparkwright.wheel.archive import Archive
 from sparkwright.wheel.assemble import UPSTREAM, native_faults
 from sparkwright.wheel.binaries import Expectation, InspectedBinaries

@@ -14,10 +14,10 @@ from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
-from sparkwright.base import process
 from sparkwright.base.digests import CHUNK
 from sparkwright.base.errors import ArchiveError
 from sparkwright.base.members import MOST_PYTHON, MOST_TEXT, most_bytes
+from sparkwright.base.process.run import run
 from sparkwright.base.text import human_size
 from sparkwright.wheel.archive import Archive, WheelMember
 from sparkwright.wheel.source import HEADER_SIZE, StockWheel, entry_from_digest, is_elf
@@ -202,7 +202,7 @@ def _errors(folder: Path, files: Sequence[str], floor: str) -> Sequence[tuple[st
     if not files:
         return []
     # One thread, so that ruff never reads several files that take gigabytes at once.
-    done = process.run(
+    done = run(
         [find_ruff_bin(), "check", "--isolated", "--no-cache", "--ignore-noqa", "--select", _RULES,
          "--target-version", "py" + floor.replace(".", ""), "--output-format", "json", *files],
         cwd=folder, env={**os.environ, "RAYON_NUM_THREADS": "1"}, accept=(0, 1, *_CRASHES),

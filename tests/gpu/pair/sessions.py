@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from sparkwright.base.process import Running, start
+from sparkwright.base.process.session import Running, start
 
 PYTHON = sys.executable
 TAIL = 6000  # characters of a log that are kept

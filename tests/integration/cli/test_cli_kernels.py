@@ -15,7 +15,8 @@ from world import World
 from sparkwright.base.digests import to_json
 from sparkwright.base.errors import MissingSourceError, WheelError
 from sparkwright.cli.wheel import native_hint
-from sparkwright.git import FileEntry, open_repository
+from sparkwright.git.repository import open_repository
+from sparkwright.git.trees import FileEntry
 from sparkwright.lock.native import Candidate, SourcePin
 from sparkwright.native.build import record_extension
 from sparkwright.native.model import Extension, Target

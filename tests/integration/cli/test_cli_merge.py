@@ -7,7 +7,7 @@ from tiny_release import ALIGNED, CLAMP, CLAMPED, make_tiny
 from world import CLAMP_PROBE, World
 
 from sparkwright.base.errors import UnprovedError
-from sparkwright.merge import OutcomeKind
+from sparkwright.merge.report import OutcomeKind
 
 NEXT = make_tiny(
     "1.3.0",

@@ -15,7 +15,7 @@ from tiny_release import ALIGN, CLAMPED, make_tiny
 from world import Ran, World
 
 from sparkwright.base.errors import AuditError, ConfigError, FetchError, LockMismatchError, NativeInputsError
-from sparkwright.git import open_repository
+from sparkwright.git.repository import open_repository
 from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.pipeline.job import make_job
 from sparkwright.pipeline.options import BuildOptions

@@ -9,7 +9,7 @@ from tiny_release import CLAMP, CLAMPED
 from wheelkit import unpack
 from world import CLAMP_PROBE, World
 
-from sparkwright.carries import CARRY_FORMAT
+from sparkwright.carries.model import CARRY_FORMAT
 
 
 def refused(world: World, code: int, *words: str, says: tuple[str, ...] = ()) -> str:

@@ -232,7 +232,7 @@ def _fresh(folder: Path) -> Path:
 
 
 def _keep_output(path: Path, command: tuple[str, ...]) -> bool:
-    from sparkwright.base.process import run
+    from sparkwright.base.process.run import run
 
     if shutil.which(command[0]) is None:
         return False

@@ -23,7 +23,7 @@ import msgspec
 
 from sparkwright.base.errors import EndpointError, ServerError, SparkwrightError
 from sparkwright.base.events import emit, warn
-from sparkwright.base.process import Running, start
+from sparkwright.base.process.session import Running, start
 from sparkwright.engine.cell import Deadlines
 from sparkwright.engine.client.endpoint import Endpoint
 from sparkwright.engine.observations import BootFacts

@@ -197,7 +197,7 @@ def _nvcc_release(program: str) -> tuple[int, ...]:
 def _output(program: str, *arguments: str) -> str:
     """Return the output of *program*; empty where it is not there or fails."""
     from sparkwright.base.errors import SparkwrightError
-    from sparkwright.base.process import run
+    from sparkwright.base.process.run import run
 
     if program:
         with contextlib.suppress(SparkwrightError):

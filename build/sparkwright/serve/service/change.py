@@ -78,7 +78,7 @@ class SystemdManager:
             ProcessError: it failed with a status that is not in *accept*.
             ToolError: there is no systemctl.
         """
-        from sparkwright.base.process import run
+        from sparkwright.base.process.run import run
 
         scope = ("--user",) if self.scope == "user" else ()
         # A start has the unit's limit, which grows while a model is fetched.
@@ -108,7 +108,7 @@ class SystemdManager:
 
     def state(self) -> tuple[bool, str]:
         """Return whether it brings tokens, and a line that says so: the watchdog's, as systemd has it."""
-        from sparkwright.base.process import run
+        from sparkwright.base.process.run import run
 
         scope = ("--user",) if self.scope == "user" else ()
         if not has_systemd(self.scope):

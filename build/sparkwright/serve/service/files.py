@@ -224,7 +224,7 @@ def run_all(commands: Commands, accept: tuple[int, ...] = (0,)) -> None:
     Raises:
         ProcessError: one ended with a status that is not in *accept*.
     """
-    from sparkwright.base.process import run
+    from sparkwright.base.process.run import run
 
     for command in commands:
         try:

@@ -17,7 +17,8 @@ import click
 
 from sparkwright.base.config import json_decoder
 from sparkwright.base.errors import ServerError, SparkwrightError
-from sparkwright.base.process import Running, UnguardedProcess, start, start_unguarded
+from sparkwright.base.process.run import UnguardedProcess, start_unguarded
+from sparkwright.base.process.session import Running, start
 from sparkwright.engine.client.endpoint import Endpoint
 from sparkwright.verify.simulator.faults import parse_faults
 from sparkwright.verify.simulator.log import Log, boot_lines, failing_lines

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from sparkwright.base.process import UnguardedProcess, start_unguarded
+from sparkwright.base.process.run import UnguardedProcess, start_unguarded
 from sparkwright.engine.arrival import arrivals_of, listen
 from sparkwright.verify.simulator.log import Log, render_metrics
 from sparkwright.verify.simulator.machine import CARD_PAGE, Clock, Driver
