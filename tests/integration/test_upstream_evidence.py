@@ -9,11 +9,11 @@ import pytest
 from small_release import COMMIT, artifact, make_release, make_wheel
 from upstream_kit import git, make_access, make_upstream
 
-from sparkwright.base.errors import DigestError, FetchError, WheelError
+from sparkwright.base.errors import DigestError, FetchError, NotInStoreError, UnknownNameError, WheelError
 from sparkwright.base.events import subscribe
 from sparkwright.lock.check import check
 from sparkwright.upstream import evidence as evidence_module
-from sparkwright.upstream.evidence import gather, propose, read_wheel
+from sparkwright.upstream.evidence import gather, propose, propose_lock, read_wheel
 from sparkwright.upstream.source import GitSource
 
 TEXT = """\
@@ -150,6 +150,15 @@ def test_offline_checks_what_is_here(access, lock, index, unverified):
     settings = dataclasses.replace(access.settings, offline=True)
     assert check(lock, gather(dataclasses.replace(access, settings=settings), lock)) == []
     assert len(index.requests) == asked
+
+
+def test_the_index_is_not_asked_offline_nor_for_what_is_no_version(access, lock, index):
+    settings = dataclasses.replace(access.settings, offline=True)
+    with pytest.raises(NotInStoreError):
+        propose_lock(dataclasses.replace(access, settings=settings), lock, "1.3.0")
+    with pytest.raises(UnknownNameError, match="no version of vllm"):
+        propose_lock(access, lock, "next")
+    assert index.requests == []
 
 
 NEXT = "fedcba9876543210fedcba9876543210fedcba98"

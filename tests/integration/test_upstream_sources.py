@@ -339,9 +339,12 @@ def test_another_release_keeps_the_digest_that_was_first_stated(access, index, t
     again.repository.close()
 
 
-@pytest.mark.parametrize(("version", "why"), [("9.9.9", "no index has"), ("x.y", "Invalid version")])
-def test_a_release_that_does_not_exist_is_named(access, version, why):
-    with pytest.raises(FetchError) as caught:
+@pytest.mark.parametrize(
+    ("version", "kind", "why"),
+    [("9.9.9", FetchError, "no index has"), ("x.y", UnknownNameError, "Invalid version")],
+)
+def test_a_release_that_does_not_exist_is_named(access, version, kind, why):
+    with pytest.raises(kind) as caught:
         other_release(access, version)
     assert why in caught.value.because
 

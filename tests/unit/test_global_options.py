@@ -65,6 +65,29 @@ def test_they_stand_anywhere_behind_the_command(place: int, tmp_path: Path) -> N
     }  # fmt: skip
 
 
+@click.command(cls=Command)
+@click.option("--out", type=click.Path(path_type=Path), default=Path("there"))
+@click.option("--days", type=click.FloatRange(min=0), default=1.0)
+def sized(**values: Any) -> None:
+    """Print what it gets."""
+    click.echo(json.dumps(values, default=str))
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["--out", "."], 0, '{"out": "."'),
+        (["--out="], 2, "it is empty"),
+        (["--days", "2"], 0, '"days": 2.0'),
+        (["--days", "nan"], 2, "nan is no number of anything"),
+        (["--days", "1e999"], 2, "inf is no number of anything"),
+    ],
+)
+def test_an_empty_path_and_numbers_without_end_are_refused(words: list[str], code: int, said: str) -> None:
+    result = CliRunner().invoke(sized, words)
+    assert (result.exit_code, said in result.output) == (code, True), result.output
+
+
 def test_a_value_and_what_follows_two_dashes_are_left_alone() -> None:
     found = run("inner", "all", "--note", "--json", "--", "--offline")
     assert (found["note"], found["words"]) == ("--json", ["--offline"])

@@ -186,6 +186,8 @@ def read(text: str | bytes) -> Sample:
     [
         ("format = ", "not valid TOML"),
         (b"format = 1 # \xff", "not valid TOML"),
+        ("format = " + "9" * 5000, "not valid TOML"),
+        (f"format = {'[' * 5000}", "not valid TOML"),
         ("", "format"),
         ("format = '1'", "int"),
         ("format = true", "int"),
@@ -210,9 +212,11 @@ def test_a_newer_format_is_told_apart_before_its_keys_are_read() -> None:
     assert "up to 1" in caught.value.because
 
 
-def test_a_missing_file_is_a_configuration_error(tmp_path: Path) -> None:
+def test_a_missing_file_or_a_folder_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="does not exist"):
         load_toml(tmp_path / "none.toml", Sample, newest_format=1)
+    with pytest.raises(ConfigError, match="is a directory"):
+        load_toml(tmp_path, Sample, newest_format=1)
 
 
 @examples(max_examples=200)

@@ -69,6 +69,14 @@ def test_unknown_use_is_named(write):
     assert raised.value.next_step == "known: many, shared"
 
 
+def test_a_folder_and_a_name_that_no_disk_takes_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "folder.toml").mkdir()
+    with pytest.raises(ConfigError, match="is a directory"):
+        load_recipe(tmp_path / "folder.toml")
+    with pytest.raises(UnknownNameError, match="there is no recipe"):
+        load_recipe(f"{'x' * 300}.toml")
+
+
 def test_use_cannot_take_reserved_flags(write):
     text = OLD + '[uses.many]\ntitle = "t"\nflags = { port = 1 }\n'
     with pytest.raises(ConfigError, match="does not follow") as raised:

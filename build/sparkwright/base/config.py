@@ -35,8 +35,13 @@ def load_toml(path: Path, model: type[T], *, newest_format: int) -> T:
     """Read the TOML file at *path* into a *model*; see `parse_toml`."""
     try:
         data = path.read_bytes()
-    except FileNotFoundError as error:
-        raise ConfigError(f"{path} could not be read", because="it does not exist") from error
+    except OSError as error:
+        missing = isinstance(error, FileNotFoundError)
+        raise ConfigError(
+            f"{path} could not be read",
+            because="it does not exist" if missing else str(error.strerror).lower(),
+            next_step="name a file of TOML that you may read",
+        ) from error
     return parse_toml(data, model, newest_format=newest_format, name=str(path))
 
 
@@ -55,8 +60,12 @@ def parse_toml(data: bytes, model: type[T], *, newest_format: int, name: str) ->
     """
     try:
         tables = copy.deepcopy(_tables(data))  # models keep what is nested
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{name} is not valid TOML", because=str(error)) from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, and deep nesting, too
+        raise ConfigError(
+            f"{name} is not valid TOML",
+            because=str(error),
+            next_step="correct it; docs/formats.md lists every key",
+        ) from error
     number = tables.get("format")
     if isinstance(number, int) and number > newest_format:
         raise NewerFormatError(

@@ -177,6 +177,11 @@ def _compiled_from(native: NativePin) -> dict[str, Any]:
     }
 
 
+def patchset_names(folder: Path) -> list[str]:
+    """Return the names of the patchsets in *folder*, where the channels' policies lie beside them."""
+    return sorted(found.stem for found in folder.glob("*.toml") if found.stem != _POLICY)
+
+
 def load_patchset(folder: Path, name: str) -> Patchset:
     """Return the patchset in *folder* whose file is called *name*.
 
@@ -185,7 +190,7 @@ def load_patchset(folder: Path, name: str) -> Patchset:
         ConfigError: it is malformed, or names a carry twice.
     """
     path = folder / f"{name}.toml"
-    known = sorted(found.stem for found in folder.glob("*.toml") if found.stem != _POLICY)
+    known = patchset_names(folder)
     if name not in known:
         raise unknown_name("patchset", name, known)
     patchset = load_toml(path, Patchset, newest_format=PATCHSET_FORMAT)

@@ -7,6 +7,7 @@ Their help is on the page of `sparkwright` itself; a command's own page names th
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -101,8 +102,18 @@ class Command(click.Command):
         return [*super().get_params(ctx), *self.taken()]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, and know if the result is shown as JSON."""
+        """Parse, and know if the result is shown as JSON.
+
+        An empty path, as a shell variable gives that is not set, would be the present folder.
+        """
+        stated, _, _ = self.make_parser(ctx).parse_args(args=list(args))
         rest = super().parse_args(ctx, args)
+        for one in self.params:
+            value = ctx.params.get(str(one.name))
+            if isinstance(one.type, click.Path) and stated.get(str(one.name)) == "":
+                raise click.BadParameter("it is empty; name a file or folder", ctx, one)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise click.BadParameter(f"{value} is no number of anything", ctx, one)
         expect_json(ctx.meta[_VALUES]["as_json"])
         return rest
 

@@ -20,12 +20,17 @@ from sparkwright.pipeline.options import DEFAULT_PLATFORM, CompileOptions, Targe
 from sparkwright.publish.folder import VARIABLE
 from sparkwright.recipes.recipe import recipes
 
+_MOST = 1_000_000  # requests at a time, or a second
+
 R = TypeVar("R")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Listed(click.ParamType[tuple[Any, ...]]):
-    """Words between commas, or positive numbers if *kind* is one of numbers; *such* are an example."""
+    """Words between commas, or positive numbers up to a million if *kind* is one of numbers.
+
+    *such* are an example.
+    """
 
     name = "list"
 
@@ -40,7 +45,7 @@ class Listed(click.ParamType[tuple[Any, ...]]):
             found = tuple(self._kind(word.strip()) for word in value.split(",") if word.strip())
         except ValueError:
             found = (math.nan,)
-        if self._kind is not str and not all(0 < one < math.inf for one in found):
+        if self._kind is not str and not all(0 < one <= _MOST for one in found):
             self.fail(f"{value!r} is not a list of positive numbers such as {self._such}", param, ctx)
         return found
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from sparkwright.base.errors import ConfigError
+from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.cli.globals import Command, takes
 from sparkwright.cli.options import NUMBERS, UNLOCKED, machines_option, require_libraries
 from sparkwright.cli.output import crashes_kept
@@ -34,6 +34,7 @@ from sparkwright.cli.verify import (
     shown,
     shown_plan,
 )
+from sparkwright.recipes.recipe import recipe_path
 from sparkwright.verify.checks.runs import compare_runs
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.plan import plan_of
@@ -138,15 +139,24 @@ def _compared(before: str | None, after: str | None, vary: Sequence[str]) -> str
     """Return what is compared, a key of `_TAKEN`.
 
     Raises:
+        UnknownNameError: one does not exist.
         ConfigError: the two are of different kinds, or one is missing.
     """
 
     def kind(place: str) -> str:
-        path = Path(place)
-        if path.is_dir():
+        path, there = Path(place), os.path.lexists(place)
+        if there and path.is_dir():
             return "finished runs"
-        if path.suffix == ".whl" or (path.is_file() and path.suffix != ".toml" and os.access(path, os.X_OK)):
+        if path.suffix == ".whl" or (
+            there and path.is_file() and path.suffix != ".toml" and os.access(path, os.X_OK)
+        ):
             return "two wheels"
+        try:
+            recipe_path(recipe_and_use(place)[0])
+        except UnknownNameError as error:
+            raise UnknownNameError(
+                f"there is no run, wheel or recipe {place!r}", next_step=error.next_step
+            ) from error
         return "two recipes"
 
     kinds = {kind(one) for one in (before, after) if one}
@@ -170,7 +180,11 @@ def _runs(before: Sequence[Path], after: Sequence[Path], folder: Path) -> Result
         ConfigError: a place is no run, or a side has none.
     """
     if not after:
-        raise ConfigError("a run is compared with another one", because=f"only {before[0]} was named")
+        raise ConfigError(
+            "a run is compared with another one",
+            because=f"only {before[0]} was named",
+            next_step="name the other one behind it",
+        )
     if other := [one for one in (*before, *after) if not one.is_dir()]:
         raise ConfigError(f"{other[0]} is no run", because="it is no folder of 'sparkwright verify'")
     places = [one.resolve() for one in (*before, *after)]

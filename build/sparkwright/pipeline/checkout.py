@@ -17,7 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 from sparkwright.base.errors import ConfigError, LockMismatchError, SparkwrightError, unknown_name
 from sparkwright.carries.model import Carry
-from sparkwright.carries.patchset import BuildSpec, load_patchset, make_build_spec
+from sparkwright.carries.patchset import BuildSpec, load_patchset, make_build_spec, patchset_names
 from sparkwright.lock.model import LOCK_NAME, PATCHSETS, SHIPPED, Lock, project_root, read_lock
 
 # The one patchset of a checkout whose lock names no series yet.
@@ -183,7 +183,7 @@ def _outside(folder: Path, why: str = "") -> ConfigError:
 def series_names(root: Path) -> tuple[str, ...]:
     """Return the series that the checkout at *root* has a lock of, the default one first."""
     first = series_of(read_lock(root / LOCK_NAME))
-    return (first, *(name for name in _stems(root, "lock") if name != first))
+    return (first, *(name for name in _locks(root) if name != first))
 
 
 def pinned_by(checkout: Checkout, version: str) -> frozenset[str]:
@@ -202,13 +202,13 @@ def lock_name(series: str) -> str:
     return f"{PATCHSETS}/{series}.lock"
 
 
-def _stems(root: Path, suffix: str) -> list[str]:
-    return sorted(path.stem for path in (root / PATCHSETS).glob(f"*.{suffix}"))
+def _locks(root: Path) -> list[str]:
+    return sorted(path.stem for path in (root / PATCHSETS).glob("*.lock"))
 
 
 def _declared(root: Path, patchset: str) -> str:
     """Return the series that *patchset* is the own one of; empty for another, or one that does not exist."""
-    known = patchset in _stems(root, "toml")
+    known = patchset in patchset_names(root / PATCHSETS)
     return load_patchset(root / PATCHSETS, patchset).series if known else ""
 
 
@@ -216,7 +216,7 @@ def _of_series(root: Path, series: str) -> Checkout:
     """Return the checkout at *root* with the lock of *series*; of the default one if it is empty."""
     default = read_lock(root / LOCK_NAME)
     first = series_of(default)
-    locks = _stems(root, "lock")
+    locks = _locks(root)
     if series in {"", first}:
         if first in locks:
             raise ConfigError(
@@ -227,7 +227,7 @@ def _of_series(root: Path, series: str) -> Checkout:
         require_fit(default, root / LOCK_NAME)
         return Checkout(root, default)
     if series not in locks:
-        if series in _stems(root, "toml") and _declared(root, series):
+        if _declared(root, series):
             raise ConfigError(
                 f"series {series} has no lock",
                 because=f"{lock_name(series)} does not exist, and {LOCK_NAME} is of series {first}",

@@ -11,7 +11,7 @@ from typing import Literal
 
 from sparkwright.base.errors import UnknownNameError, unknown_name
 from sparkwright.carries.model import Revision
-from sparkwright.carries.patchset import BuildSpec, load_patchset
+from sparkwright.carries.patchset import BuildSpec, load_patchset, patchset_names
 from sparkwright.distributed.cluster import Cluster
 from sparkwright.git.repository import LINK, Repository, TreeEntry, open_repository
 from sparkwright.lock.model import Artifact
@@ -238,7 +238,7 @@ def require_listed(checkout: Checkout, spec: BuildSpec, names: Iterable[str]) ->
         if name in listed:
             continue
         if (checkout.carries / name / "carry.toml").is_file():
-            patchsets = [load_patchset(path.parent, one.stem) for one in sorted(path.parent.glob("*.toml"))]
+            patchsets = [load_patchset(path.parent, one) for one in patchset_names(path.parent)]
             others = [f"--series {one.series}" for one in patchsets if one.series and name in one.carries]
             raise UnknownNameError(
                 f"carry {name} is not in {path}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from collections.abc import Mapping
@@ -209,7 +210,7 @@ def recipe_path(name_or_path: str | Path) -> Path:
         UnknownNameError: there is neither such a name nor such a file.
     """
     path = Path(name_or_path)
-    if path.suffix == ".toml" and path.exists():
+    if path.suffix == ".toml" and os.path.lexists(path):
         return path
     shipped = {found.stem: found for found in sorted(_SHIPPED.glob("*.toml"))}
     if str(name_or_path) not in shipped:

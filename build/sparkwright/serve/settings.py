@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import math
 import os
 import stat
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from sparkwright.base.config import decode_json
 from sparkwright.base.errors import ConfigError
 from sparkwright.recipes.recipe import Recipe
 
@@ -73,10 +74,13 @@ def value_of(text: str) -> Any:
     """Return a flag's value: a truth value, a number, or what *text* is as JSON, else the text."""
     if text.lower() in _WORDS:
         return _WORDS[text.lower()]
-    for read in (int, float, json.loads):
-        with contextlib.suppress(ValueError):
-            value = read(text)
-            return text if value is None else value
+    with contextlib.suppress(ValueError):
+        return int(text)
+    with contextlib.suppress(ValueError):
+        return number if math.isfinite(number := float(text)) else text
+    with contextlib.suppress(msgspec.MsgspecError):
+        value: Any = decode_json(text, Any)  # knows no infinite numbers
+        return text if value is None else value
     return text
 
 

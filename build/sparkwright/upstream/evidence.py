@@ -12,7 +12,7 @@ from pathlib import Path
 from msgspec import structs
 
 from sparkwright.base.config import parse_toml
-from sparkwright.base.errors import FetchError, WheelError
+from sparkwright.base.errors import FetchError, UnknownNameError, WheelError
 from sparkwright.base.events import emit
 from sparkwright.git.remotes import list_remote
 from sparkwright.lock.bump import Bumped, rewrite, successor
@@ -184,7 +184,7 @@ def _names_on_index(access: Access, lock: Lock) -> dict[str, str]:
     if not access.settings.offline:
         try:
             listed = find(PROJECT, lock.release.version, access.settings)
-        except FetchError as error:
+        except (FetchError, UnknownNameError) as error:
             _unverified("the names of the release's files", str(error))
         else:
             return {file.sha256: file.filename for file in listed if file.sha256}

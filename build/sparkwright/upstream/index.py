@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from sparkwright.base.errors import DigestError, FetchError
+from sparkwright.base.errors import DigestError, FetchError, NotInStoreError, UnknownNameError
 from sparkwright.base.events import emit
 from sparkwright.lock.model import Artifact
 from sparkwright.upstream.network import fetch_failed, open_session, reason_of, retrying, shown, stated_bytes
@@ -44,15 +44,20 @@ def find(project: str, version: str, settings: IndexSettings) -> list[IndexFile]
     A release is never mixed from two indexes: anybody could add a file to it on the second.
 
     Raises:
-        FetchError: *version* is no version, or the main index did not answer. Further indexes that do not
-            are skipped with an ``index.skipped`` event.
+        UnknownNameError: *version* is no version.
+        FetchError: the main index did not answer. Further indexes that do not are skipped with an
+            ``index.skipped`` event.
     """
     from packaging.version import InvalidVersion, Version
 
     try:
         wanted = Version(version)
     except InvalidVersion as error:
-        raise FetchError(f"{version!r} is no version of {project}", because=str(error)) from error
+        raise UnknownNameError(
+            f"{version!r} is no version of {project}",
+            because=str(error),
+            next_step="give a release, such as 0.33.0",
+        ) from error
     for listed in _listings(project, settings):
         if files := [file for found, file in listed if found == wanted]:
             return files
@@ -146,7 +151,17 @@ def _parsed(filename: str) -> tuple[str, Any]:
 
 
 def _listings(project: str, settings: IndexSettings) -> Iterator[list[tuple[Any, IndexFile]]]:
-    """Yield each sdist and wheel of *project* with its version, index by index."""
+    """Yield each sdist and wheel of *project* with its version, index by index.
+
+    Raises:
+        NotInStoreError: the network is off.
+    """
+    if settings.offline:
+        raise NotInStoreError(
+            f"the index page of {project} cannot be fetched",
+            because="the network is off",
+            next_step="run once without --offline",
+        )
     with open_session(settings) as session:
         for number, address in enumerate((settings.index_url, *settings.extra_index_urls)):
             try:

@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkwright.base.config import to_builtins
-from sparkwright.base.errors import DigestError, FetchError, LockMismatchError, NotInStoreError
+from sparkwright.base.errors import (
+    DigestError,
+    FetchError,
+    LockMismatchError,
+    NotInStoreError,
+    UnknownNameError,
+)
 from sparkwright.base.events import task
 from sparkwright.git.remotes import list_remote
 from sparkwright.git.repository import Repository
@@ -159,6 +165,7 @@ def other_release(access: Access, version: str, *, sha256: str | None = None) ->
     Raises:
         DigestError: the index's sdist has another digest.
         NotInStoreError: the network is off, and the release was never fetched.
+        UnknownNameError: *version* is none.
         FetchError: the index has no sdist of it.
     """
     artifact = _release_sdist(access, version)
@@ -194,8 +201,10 @@ def _release_sdist(access: Access, version: str) -> Artifact:
     try:
         key = f"{PROJECT}-{Version(version)}"
     except InvalidVersion as error:
-        raise FetchError(
-            f"{version!r} is no version of {PROJECT}", because=str(error), next_step=_for_commits(version)
+        raise UnknownNameError(
+            f"{version!r} is no version of {PROJECT}",
+            because=str(error),
+            next_step=_for_commits(version) or "give a release, such as 0.33.0",
         ) from error
     if known := access.store.find_record_as(Artifact, "release-sdist", key):
         return known

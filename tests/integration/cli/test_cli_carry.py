@@ -114,6 +114,7 @@ class TestNew:
     def test_of_a_carry_that_is_in_no_patchset(self, world: World, tree: Path) -> None:
         (tree / "vllm" / "old.py").unlink()
         world.good("carry", "new", "count", "--from", tree, *NEW)
+        (world.root / "patchsets" / "channels.toml").write_text("format = 1\n")
         ran = world.call("carry", "prove", "count")
         assert ran.status == UnknownNameError.exit_code
         assert f"carry count is not in {world.root / 'patchsets' / 'spark.toml'}" in ran.err

@@ -245,7 +245,9 @@ REFUSED = {
     "no numbers": (("--demo", "--levels", "1,many"), 2, "1,many"),
     "no address at all": (("--url", "foo"), 10, "foo"),
     "a password": (("--url", f"http://bob:{KEY}@127.0.0.1:9"), 10, "127.0.0.1:9"),
-    "for ever": (("--demo", "--speed=inf"), 10, "--speed"),
+    "for ever": (("--demo", "--speed=inf"), 2, "--speed"),
+    "a file for a folder": (("--demo", "--out", __file__), 70, "name another folder"),
+    "no folder": (("--demo", "--out", ""), 2, "it is empty"),
     "a folder below a file": (("--demo", "--out", f"{__file__}/out"), 70, "name another folder"),
     "a folder in a read-only place": (("--demo", "--out", "/sys/nothing/here"), 70, "name another folder"),
     "a rate without limits": (("--demo", "--checks", "capacity"), 10, "--slo"),
@@ -256,6 +258,7 @@ REFUSED = {
     "no interpreter": (("--python", "gone/python"), 10, "gone/python"),
     "starts of an address": (("--url", "http://127.0.0.1:9", "--checks", "compare"), 10, "addresses"),
     "no prompts": (("--demo", "--prompts", __file__), 10, "line 1 is not JSON"),
+    "no such rate": (("--demo", "--rate", "1e300"), 2, "'1e300' is not a list of positive numbers"),
     "no rate": (("--demo", "--rate", "0"), 2, "'0' is not a list of positive numbers"),
     "arrivals without a rate": (("--demo", "--checks", "arrivals"), 10, "--rate"),
     "nothing to compare": (("compare",), 10, "what to compare"),
@@ -285,6 +288,8 @@ REFUSED = {
         "gremlins",
     ),
     "limits of two recipes": (("compare", "smoke", "smoke", "--demo", "--slo", "ttft_p95=2s"), 10, "--slo"),
+    "no runs": (("compare", "/gone/one", "/gone/two"), 10, "no run, wheel or recipe '/gone/"),
+    "a name that no disk takes": (("compare", "x" * 300, "smoke"), 10, "no run, wheel or recipe"),
     "an unknown rival": (("compare", "soup", "smoke", "--demo"), 10, "soup"),
 }  # fmt: skip
 
