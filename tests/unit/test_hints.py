@@ -1,6 +1,8 @@
 """Hints keep the series, and name commands that exist."""
 
+import importlib
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,18 +77,53 @@ def test_an_error_keeps_the_series() -> None:
         assert caught.value.next_step == told
 
 
-def test_each_command_that_the_source_names_exists() -> None:
-    groups = {name.partition(" ")[0] for name in KNOWN if " " in name}
-    named = re.compile(r"[\"'`]sparkwright ([a-z]+)(?: ([a-z][a-z-]+))?")
-    found = set()
-    for path in (ROOT / "build" / "sparkwright").rglob("*.py"):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if "next_step" in line or "show_next" in line or "next  " in line or "'sparkwright" in line:
-                found |= {match.groups() for match in named.finditer(line)}
-    assert len(found) > 20
-    for first, second in found:
-        assert first in COMMANDS, first
-        if first in groups and second:
-            assert any(name.startswith(f"{first} {second}") for name in KNOWN), (first, second)
-        if first == "verify" and second:
-            assert second in _SUBCOMMANDS, second
+_NO_COMMAND = "store entry"  # what bytes in a shared store begin with
+
+
+def unknown(text: str) -> Iterator[str]:
+    """Yield each command in *text* that is none, or has an option that it does not take."""
+    for named in re.findall(r"\bsparkwright ([a-z][^\n`'\",;|&()]*)", text):
+        words = [word.rstrip(".:") for word in named.partition(" -- ")[0].split()]
+        path = next((" ".join(words[:n]) for n in (3, 2, 1) if " ".join(words[:n]) in KNOWN), "")
+        inner = next((word for word in words[1:2] if path == "verify" and word in _SUBCOMMANDS), "")
+        found = importlib.import_module(_SUBCOMMANDS[inner]).command if inner else KNOWN.get(path)
+        if found is None:
+            if words[0] in COMMANDS and named != _NO_COMMAND and re.fullmatch("[a-z-]+", "".join(words[1:2])):
+                yield named
+            continue
+        taken = {
+            name
+            for one in found.get_params(click.Context(found))
+            for name in (*one.opts, *one.secondary_opts)
+        }
+        stated = {word.partition("=")[0] for word in words if word.startswith("--")}
+        if stated - {"--help"} - taken:
+            yield named
+
+
+def test_each_command_that_source_and_documents_name_exists() -> None:
+    files = subprocess.run(
+        ["git", "-C", ROOT, "ls-files", "*.md", "build", "ci", ".github", "Makefile"],
+        check=True, capture_output=True, text=True,
+    ).stdout.split("\n")  # fmt: skip
+    texts = {name: (ROOT / name).read_bytes() for name in files if name and (ROOT / name).is_file()}
+    found = {
+        name: [*unknown(text.decode(errors="replace").replace("\\\n", " "))] for name, text in texts.items()
+    }
+    assert {name: commands for name, commands in found.items() if commands} == {}
+    assert sum(text.count(b"sparkwright ") for text in texts.values()) > 300
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("'sparkwright lock bump 1.3.0' moves it", False),
+        ("sparkwright store show", True),
+        ("`sparkwright recipe new mine --from other`", True),
+        ("sparkwright verify compare a b --also-after c", False),
+        ("sparkwright verify compare a b --url c", True),
+        ("sparkwright channel key show NAME", False),
+    ],
+)
+def test_a_command_or_option_that_is_none_is_found(text: str, wrong: bool) -> None:  # noqa: FBT001
+    assert bool([*unknown(text)]) is wrong
