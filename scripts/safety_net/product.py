@@ -174,20 +174,19 @@ def merge_into_store(
     """Run the steps of a native build up to the merge; return the keys of the units of *extensions*."""
     from sparkwright.native.build import configured
     from sparkwright.native.units import unit_key
+    from sparkwright.pipeline.build import make, merge
     from sparkwright.pipeline.job import open_job
-    from sparkwright.pipeline.kernels import builder_of, inputs_of
+    from sparkwright.pipeline.kernels import builder_of, inputs_of, prepare
     from sparkwright.pipeline.options import BuildOptions
-    from sparkwright.pipeline.run import apply
-    from sparkwright.pipeline.steps import steps_for
+    from sparkwright.pipeline.state import find_only
 
     os.environ.update(warm(root.parent))
     options = BuildOptions(series=series, platform=platform, kernels="native", offline=True)
     found: dict[str, dict[str, str]] = {}
     with open_job(root, options) as job:
-        state = apply(job, until=lambda step: step.name == "merge")
-        if extensions and not any(
-            step.name == "toolchain" and step.find(job, state) for step in steps_for(job)
-        ):
+        state = merge(job, make)
+        state.toolchain = find_only(prepare(job)) if extensions else None
+        if extensions and state.toolchain is None:
             raise RuntimeError(
                 f"the store has no toolchain of series {series}: compile one unit with it first"
             )

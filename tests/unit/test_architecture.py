@@ -40,7 +40,7 @@ PLANTED = {
     "verify.measure": "wheel.names",
     "rehearsal.run": "verify.suite",
     "serve.run": "verify.measure",
-    "pipeline.state": "pipeline.steps",
+    "pipeline.state": "pipeline.build",
 }
 
 

@@ -4,6 +4,7 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -13,7 +14,7 @@ from small_extension import CMAKE, compiled, make_builder, make_inputs, program
 from sparkwright.base.events import subscribe
 from sparkwright.git.repository import Repository
 from sparkwright.git.trees import FileEntry, patch_tree
-from sparkwright.native.build import Builder, build_extension, configured, forecast
+from sparkwright.native.build import Builder, build_extension, compile_units, configured, forecast
 from sparkwright.native.model import Inputs, SourceTree
 from sparkwright.store import Store, open_store
 
@@ -72,7 +73,9 @@ def test_units_of_another_extension_are_compiled_along_and_not_again(builder, in
     inputs = replace(inputs, toolchain=chain)
     heard, later = Recorder(), Recorder()
     with subscribe(heard):
-        first = build_extension(builder, inputs, "_C", beside=["_D"])
+        known = configured(builder, inputs)
+        objects = compile_units(builder, inputs, known, known.configuration.units)
+        first = build_extension(builder, inputs, "_C", objects=objects)
     with subscribe(later):
         second = build_extension(builder, inputs, "_D")
     units = sorted(event["unit"] for event in heard.of("compile.started"))
@@ -80,3 +83,23 @@ def test_units_of_another_extension_are_compiled_along_and_not_again(builder, in
     assert later.of("compile.started") == []
     alone = replace(builder, store=open_store(tmp_path / "alone"))
     assert [build_extension(alone, inputs, name).sha256 for name in both] == [first.sha256, second.sha256]
+
+
+def test_units_are_expected_by_the_size_of_their_sources_wherever_they_are_compiled(
+    builder, inputs, repository
+):
+    large = {"csrc/ops.c": FileEntry("100644", b"// a comment of some length\n" * 9000)}
+    inputs = replace(inputs, tree=patch_tree(repository, inputs.tree, large))
+    known, told = configured(builder, inputs), []
+
+    def elsewhere(_inputs, _known, units, expected, _learn):
+        told.append(expected)
+        return {unit.output: "" for unit in units}
+
+    there = replace(builder, elsewhere=SimpleNamespace(compile=elsewhere))
+    compile_units(there, inputs, known, known.configuration.units)
+    with subscribe(heard := Recorder()):
+        compile_units(builder, inputs, known, known.configuration.units)
+    here = {event["unit"]: event["expected_seconds"] for event in heard.of("compile.finished")}
+    assert here == {name: pytest.approx(cost.seconds, abs=1e-3) for name, cost in told[0].items()}
+    assert here["_C/csrc/ops.c"] > here["_C/deps/lib/src/lib.c"] + 60

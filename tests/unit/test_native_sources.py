@@ -14,7 +14,7 @@ from sparkwright.base.errors import ConfigError, LockMismatchError, UnknownNameE
 from sparkwright.git.trees import FileEntry
 from sparkwright.lock.native import Candidate, SourcePin
 from sparkwright.native.sources import find_sources, gather_sources, keep_source
-from sparkwright.pipeline.kernels import GatherSources
+from sparkwright.pipeline.kernels import gather
 
 pytest_plugins = ["package_access"]
 
@@ -239,14 +239,13 @@ def test_a_pin_that_arrived_meanwhile_is_no_candidate(lock, access, tree, tmp_pa
         store=access.store,
         options=options,
     )
-    first, later = SimpleNamespace(), SimpleNamespace()
-    GatherSources().make(job, first)
-    assert not first.sources["cutlass"].at_hand
+    first = gather(job).make()
+    assert not first["cutlass"].at_hand
     assert store(access, FILES) == tree
-    assert GatherSources().find(job, later)
-    assert later.sources["cutlass"].missing == ""
-    assert not later.sources["cutlass"].is_candidate
-    assert later.sources["quack"].missing == first.sources["quack"].missing
+    later = gather(job).find()
+    assert later["cutlass"].missing == ""
+    assert not later["cutlass"].is_candidate
+    assert later["quack"].missing == first["quack"].missing
 
 
 # Stand-ins, the lock --------------------------------------------------------------

@@ -13,11 +13,11 @@ from sparkwright.cli.patchset import told_revision
 from sparkwright.cli.result import Result, Table
 from sparkwright.cli.session import Session, run_read_only
 from sparkwright.merge.report import OutcomeKind
+from sparkwright.pipeline.build import merge_carries, pristine_tree
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.options import TargetOptions
-from sparkwright.pipeline.proofs import Prove
-from sparkwright.pipeline.state import BuildState
-from sparkwright.pipeline.steps import Merge, PristineTree
+from sparkwright.pipeline.proofs import prove
+from sparkwright.pipeline.state import find_only
 
 
 @click.command("status", cls=Command)
@@ -69,16 +69,15 @@ def command(session: Session, *, target: TargetOptions) -> Result:
 
 
 def _carries(job: Job) -> list[dict[str, Any]]:
-    state = BuildState()
-    merged = PristineTree().find(job, state) and Merge().find(job, state)
+    report = find_only(merge_carries(job, find_only(pristine_tree(job))))
     described = []
     for carry in job.spec.carries:
-        outcome = str(state.report.outcome(carry.name).kind) if merged and state.report else "not merged yet"
+        outcome = str(report.outcome(carry.name).kind) if report else "not merged yet"
         proof = "unknown"
         if carry.name in job.spec.left_out:
             outcome, proof = str(OutcomeKind.LEFT_OUT), "no proof needed"
-        elif merged:
-            proof = "holds" if Prove(carry).find(job, state) else "none"
+        elif report:
+            proof = "none" if find_only(prove(job, report, carry)) is None else "holds"
         described.append(
             {
                 "name": carry.name,

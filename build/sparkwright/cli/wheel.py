@@ -19,12 +19,12 @@ from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.lock.bump import bump_command
 from sparkwright.lock.check import require_native
+from sparkwright.pipeline.build import apply, plan, unforeseen
 from sparkwright.pipeline.checkout import Checkout, with_series
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.kernels import foreign_extensions
 from sparkwright.pipeline.options import CompileOptions, TargetOptions
 from sparkwright.pipeline.record import version_of
-from sparkwright.pipeline.run import apply, plan, unforeseen
 from sparkwright.pipeline.state import BuildState, require
 from sparkwright.publish import require_plain, wheels_in
 from sparkwright.publish.evidence import install_command

@@ -14,10 +14,10 @@ from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.base.events import emit
 from sparkwright.companion.package import is_companion
 from sparkwright.engine.environment import OfferedWheel
+from sparkwright.pipeline.build import apply
 from sparkwright.pipeline.checkout import keeping_series, open_checkout, series_names
 from sparkwright.pipeline.job import open_job
 from sparkwright.pipeline.options import BuildOptions, choose_arch
-from sparkwright.pipeline.run import apply
 from sparkwright.pipeline.state import require
 from sparkwright.publish import dist_folder, wheels_in
 from sparkwright.publish.series import series_of

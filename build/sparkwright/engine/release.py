@@ -24,11 +24,11 @@ from sparkwright.base.events import task
 from sparkwright.base.process.session import LimitsExceeded, ProcessLimits, run_limited
 from sparkwright.engine.installed import EngineFacts
 from sparkwright.git.repository import Repository
+from sparkwright.pipeline.build import make, merge_carries, pristine_tree
 from sparkwright.pipeline.checkout import Checkout, open_checkout, series_names
 from sparkwright.pipeline.job import Job, make_job
 from sparkwright.pipeline.options import BuildOptions
-from sparkwright.pipeline.state import BuildState, require
-from sparkwright.pipeline.steps import Merge, PristineTree
+from sparkwright.pipeline.state import require
 from sparkwright.probe.environment import environment_key, prepare_environment, tree_folder
 from sparkwright.probe.pool import environment, interpreter
 from sparkwright.recipes.recipe import Recipe, apply_use, node_arguments
@@ -144,11 +144,7 @@ def ask_release(job: Job, questions: Sequence[Question]) -> ReleaseAnswer:
         NotInStoreError: the tree or the environment is not in the store, and the network is off.
         ToolError: the release could not be asked.
     """
-    state = BuildState()
-    for step in (PristineTree(), Merge()):
-        if not step.find(job, state):
-            step.make(job, state)
-    report, store = require(state.report), job.store
+    report, store = make(merge_carries(job, make(pristine_tree(job)))), job.store
 
     def start(scratch: Path) -> list[str | Path]:
         python = prepare_environment(store, offline=job.options.offline)

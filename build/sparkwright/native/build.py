@@ -150,7 +150,7 @@ def forecast(builder: Builder, inputs: Inputs, name: str) -> Forecast | None:
     known = _configured(builder, tree, configuration)
     units = configuration.units_of(name)
     missing = missing_units(builder.store, units, known.files, inputs.toolchain.key)
-    expected = _costs(builder, inputs).expected(configuration.units)
+    expected = _expected(builder, inputs, known)
     return Forecast(len(units), len(missing), sum(expected[unit.name].seconds for unit in missing))
 
 
@@ -169,15 +169,16 @@ def device_code(units: Iterable[Unit]) -> dict[str, int]:
     return dict(sorted(Counter(arch for unit in units for arch in unit.arches).items()))
 
 
-def build_extension(builder: Builder, inputs: Inputs, name: str, *, beside: Sequence[str] = ()) -> Extension:
+def build_extension(
+    builder: Builder, inputs: Inputs, name: str, *, objects: Mapping[str, str] | None = None
+) -> Extension:
     """Return the extension called *name*, from the store or compiled and linked.
 
     Args:
         builder: the settings.
         inputs: what is compiled, and with what.
         name: the extension's.
-        beside: extensions to be linked later, whose units are compiled along with those of this one: the
-            longest unit of an extension takes minutes, for which most cores would have nothing to do.
+        objects: SHA-256 of objects that `compile_units` returned before, by output path.
 
     Raises:
         NativeBuildError: CMake or the linker fails.
@@ -199,9 +200,9 @@ def build_extension(builder: Builder, inputs: Inputs, name: str, *, beside: Sequ
                 because=f"upstream's project has no such extension for {inputs.target.arch}",
                 next_step="take it out of the lock's [native.extensions], or choose another architecture",
             )
-        others = [unit for other in beside for unit in known.configuration.units_of(other)]
-        objects = compile_units(builder, inputs, known, [*units, *others])
-        sha256, size = link_objects(builder, inputs, known, known.configuration.link(name), objects)
+        made = dict(objects or {})
+        made |= compile_units(builder, inputs, known, [unit for unit in units if unit.output not in made])
+        sha256, size = link_objects(builder, inputs, known, known.configuration.link(name), made)
         built = Extension(target=name, key=key, sha256=sha256, size=size, arches=device_code(units))
         record_extension(builder.store, built)
     emit("native.built", extension=name, key=key, sha256=sha256, size=size)
@@ -220,9 +221,8 @@ def compile_units(
     missing = [unit for unit in units if unit.output not in objects]
     emit("native.units", total=len(units), missing=len(missing))
     if missing and builder.elsewhere is not None:
-        costs = _costs(builder, inputs)
-        expected = costs.expected(known.configuration.units)
-        objects |= builder.elsewhere.compile(inputs, known, missing, expected, costs.learn)
+        expected, learn = _expected(builder, inputs, known), _costs(builder, inputs).learn
+        objects |= builder.elsewhere.compile(inputs, known, missing, expected, learn)
     elif missing:
         with open_workspace(builder.store, builder.repository, known.tree, inputs.toolchain) as work:
             objects |= _compile(builder, inputs, known, work, missing)
@@ -273,7 +273,7 @@ def _compile(
         objects[unit.output] = sha256
         costs.learn(unit.name, finished.cost)
 
-    expected = costs.expected(known.configuration.units, _sizes(work, units))
+    expected = _expected(builder, inputs, known)
     waiting = [Waiting(unit.name, expected[unit.name]) for unit in units]
     plan = plan_jobs(waiting, look(), jobs=builder.jobs)
     emit("native.plan", units=len(units), jobs=plan.jobs, reason=plan.reason, seconds=round(plan.seconds))
@@ -297,8 +297,13 @@ def _costs(builder: Builder, inputs: Inputs) -> UnitCosts:
     return UnitCosts(builder.store, inputs.target, builder.native.costs)
 
 
-def _sizes(work: Workspace, units: Sequence[Unit]) -> dict[str, int]:
-    return {unit.source: (work.root / unit.source).stat().st_size for unit in units}
+def _expected(builder: Builder, inputs: Inputs, known: Configured) -> dict[str, Cost]:
+    """Return the expected cost of every unit, by name; the sizes of sources help where nothing is known."""
+    units, blobs = known.configuration.units, known.files.blobs
+    sources = sorted({unit.source for unit in units} & blobs.keys())
+    asked = "".join(f"{blobs[source]}\n" for source in sources).encode()
+    sizes = builder.repository.command("cat-file", "--batch-check=%(objectsize)", stdin=asked).text.split()
+    return _costs(builder, inputs).expected(units, dict(zip(sources, map(int, sizes), strict=True)))
 
 
 def depfile_of(work: Workspace, unit: Unit) -> Path:

@@ -70,7 +70,7 @@ class UnitCosts:
             )
         self.store.put_record(_KIND, self._key(name), to_builtins(_Learned(unit=name, cost=mean)))
 
-    def expected(self, units: Iterable[Unit], sizes: Mapping[str, int] | None = None) -> dict[str, Cost]:
+    def expected(self, units: Iterable[Unit], sizes: Mapping[str, int]) -> dict[str, Cost]:
         """Return the expected cost of each of *units*, by unit name.
 
         In this order: the learned cost; the lock's seed, at this machine's pace; the median of known units
@@ -95,7 +95,7 @@ class UnitCosts:
         return {
             unit.name: known.get(unit.name)
             or _by_others(unit, like)
-            or _guess(unit, (sizes or {}).get(unit.source, 0))
+            or _guess(unit, sizes.get(unit.source, 0))
             for unit in units
         }
 

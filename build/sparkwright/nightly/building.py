@@ -32,9 +32,9 @@ from sparkwright.nightly.model import (
     Standing,
     UpstreamTarget,
 )
+from sparkwright.pipeline.build import apply
 from sparkwright.pipeline.job import Job, make_job
 from sparkwright.pipeline.pins import pin_of
-from sparkwright.pipeline.run import apply
 from sparkwright.pipeline.state import require
 from sparkwright.probe.launches import KernelSurvey
 from sparkwright.rehearsal import run as rehearsal
@@ -106,7 +106,7 @@ def build(
         sha256=wheel.sha256,
         size=job.store.file_path(wheel.sha256).stat().st_size,
         seconds=round(time.monotonic() - started, 3),
-        audited=state.audited,
+        audited=bool(state.audit),
         carries=chosen,
         left_out=left_out,
         lock=str(path),

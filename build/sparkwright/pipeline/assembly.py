@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
@@ -19,7 +18,7 @@ from sparkwright.native.model import Extension
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.proofs import wants_proof
 from sparkwright.pipeline.record import expectation, version_of, wheel_record
-from sparkwright.pipeline.state import Binaries, BuildState, FoundWheel, require
+from sparkwright.pipeline.state import Binaries, BuildState, FoundWheel, Step, require
 from sparkwright.wheel.assemble import AssemblyPlan, BinarySource, assemble
 from sparkwright.wheel.kernels import SlimPlan, kernels_record
 from sparkwright.wheel.source import StockWheel, open_source
@@ -30,16 +29,11 @@ _RULES = 2
 _NOT_OURS = "sparkwright compiles no such extension"
 
 
-@dataclass(frozen=True)
-class ChooseBinaries:
-    """Compiled extensions, upstream's for the others, and none without code for the card."""
-
-    name: ClassVar[str] = "binaries"
-
-    def key(self, job: Job, state: BuildState) -> str | None:
-        if state.report is None or not _all_there(job, state):
-            return None
-        return digest_of(
+def choose_binaries(job: Job, state: BuildState) -> Step[Binaries]:
+    """Take compiled extensions, upstream's for the others, and none without code for the card."""
+    key, known = None, {*state.extensions, *state.stock_extensions}
+    if state.report is not None and set(require(job.native).extensions) <= known:
+        key = digest_of(
             {
                 "rules": _RULES,
                 "stock-wheel": job.stock_wheel.sha256,
@@ -51,21 +45,19 @@ class ChooseBinaries:
             }
         )
 
-    def find(self, job: Job, state: BuildState) -> bool:
-        record = job.store.find_record("binaries", self.key(job, state) or "")
+    def find() -> Binaries | None:
+        record = job.store.find_record("binaries", key or "")
         try:
-            state.binaries = None if record is None else convert(record, Binaries)
+            return None if record is None else convert(record, Binaries)
         except msgspec.ValidationError:
-            state.binaries = None
-        return state.binaries is not None
+            return None
 
-    def make(self, job: Job, state: BuildState) -> None:
-        state.binaries = _choose(job, state)
-        job.store.put_record("binaries", self.key(job, state) or "", to_builtins(state.binaries))
+    def make() -> Binaries:
+        chosen = _choose(job, state)
+        job.store.put_record("binaries", key or "", to_builtins(chosen))
+        return chosen
 
-
-def _all_there(job: Job, state: BuildState) -> bool:
-    return set(require(job.native).extensions) <= {*state.extensions, *state.stock_extensions}
+    return Step("binaries", key, find, make)
 
 
 def _choose(job: Job, state: BuildState) -> Binaries:
@@ -142,38 +134,26 @@ _ASSEMBLY_RULES = 2
 _AUDIT_RULES = 4
 
 
-@dataclass(frozen=True)
-class FetchStockWheel:
-    """Upstream's wheel, the origin of binaries and unchanged files."""
+def fetch_stock_wheel(job: Job) -> Step[Path]:
+    """Fetch upstream's wheel, the origin of unchanged files and binaries."""
+    wheel = job.stock_wheel
 
-    name: ClassVar[str] = "upstream's wheel"
+    def find() -> Path | None:
+        return job.store.find_file(wheel.sha256, size=wheel.size)
 
-    def key(self, job: Job, state: BuildState) -> str | None:
-        del state
-        return job.stock_wheel.sha256
-
-    def find(self, job: Job, state: BuildState) -> bool:
-        wheel = job.stock_wheel
-        state.stock_wheel = job.store.find_file(wheel.sha256, size=wheel.size) is not None
-        return state.stock_wheel
-
-    def make(self, job: Job, state: BuildState) -> None:
-        job.fetch_stock_wheel()
-        state.stock_wheel = True
+    return Step("upstream's wheel", wheel.sha256, find, job.fetch_stock_wheel)
 
 
-@dataclass(frozen=True)
-class Assemble:
-    """The wheel, in the store."""
-
-    name: ClassVar[str] = "assemble"
-
-    def key(self, job: Job, state: BuildState) -> str | None:
-        if state.report is None or not self._proofs_known(job, state):
-            return None
-        if job.native is not None and state.binaries is None:
-            return None
-        return digest_of(
+def assemble_wheel(job: Job, state: BuildState) -> Step[FoundWheel]:
+    """Write the wheel into the store."""
+    key = None
+    proved = {*state.proofs, *job.options.allow_unproved}
+    if (
+        (report := state.report) is not None
+        and all(one.name in proved or not wants_proof(report, one) for one in job.spec.carries)
+        and (job.native is None or state.binaries is not None)
+    ):
+        key = digest_of(
             {
                 "rules": _ASSEMBLY_RULES,
                 "tool": __version__,
@@ -184,24 +164,12 @@ class Assemble:
             }
         )
 
-    @staticmethod
-    def _proofs_known(job: Job, state: BuildState) -> bool:
-        report = require(state.report)
-        return all(
-            carry.name in state.proofs
-            or carry.name in job.options.allow_unproved
-            or not wants_proof(report, carry)
-            for carry in job.spec.carries
-        )
+    def find() -> FoundWheel | None:
+        found = job.store.find_record_as(FoundWheel, "wheel", key or "")
+        there = found is not None and job.store.find_file(found.sha256, size=found.size) is not None
+        return found if there else None
 
-    def find(self, job: Job, state: BuildState) -> bool:
-        found = job.store.find_record_as(FoundWheel, "wheel", self.key(job, state) or "")
-        if found is None or job.store.find_file(found.sha256, size=found.size) is None:
-            return False
-        state.wheel = found
-        return True
-
-    def make(self, job: Job, state: BuildState) -> None:
+    def make() -> FoundWheel:
         plan = AssemblyPlan(
             upstream_wheel=job.fetch_stock_wheel(),
             upstream_sha256=job.stock_wheel.sha256,
@@ -214,20 +182,18 @@ class Assemble:
         with job.store.scratch() as scratch:
             built = assemble(plan, scratch)
             job.store.adopt_file(built.path, built.sha256, verified=True)
-        state.wheel = FoundWheel(built.path.name, built.sha256, built.size)
-        job.store.put_record("wheel", self.key(job, state) or "", to_builtins(state.wheel))
+        made = FoundWheel(built.path.name, built.sha256, built.size)
+        job.store.put_record("wheel", key or "", to_builtins(made))
+        return made
+
+    return Step("assemble", key, find, make)
 
 
-@dataclass(frozen=True)
-class Audit:
-    """The wheel compared with upstream's and with the merge."""
-
-    name: ClassVar[str] = "audit"
-
-    def key(self, job: Job, state: BuildState) -> str | None:
-        if state.wheel is None or state.report is None:
-            return None
-        return digest_of(
+def audit_wheel(job: Job, state: BuildState) -> Step[dict[str, Any]]:
+    """Compare the wheel with upstream's and with the merge; the result is the record of a passed audit."""
+    key = None
+    if state.wheel is not None and state.report is not None:
+        key = digest_of(
             {
                 "rules": _AUDIT_RULES,
                 "tool": __version__,
@@ -237,27 +203,24 @@ class Audit:
             }
         )
 
-    def find(self, job: Job, state: BuildState) -> bool:
-        record = job.store.find_record("audit", self.key(job, state) or "") or {}
-        state.audited = record.get("passed") is True
-        return state.audited
+    def find() -> dict[str, Any] | None:
+        record = job.store.find_record("audit", key or "") or {}
+        return record if record.get("passed") is True else None
 
-    def make(self, job: Job, state: BuildState) -> None:
+    def make() -> dict[str, Any]:
         from sparkwright.wheel.audit import audit
 
-        wheel = require(state.wheel)
+        wheel, merged = require(state.wheel), require(state.report)
         path = job.store.named_file(wheel.sha256, wheel.filename)
-        changes = job.changes(require(state.report))
-        record, compiled = wheel_record(job, state), _compiled_members(job, state)
         expected = expectation(
             job,
-            changes,
+            job.changes(merged),
             version_of(job, state),
             toolchain=state.toolchain,
-            record=record,
-            python=job.python(require(state.report)),
-            links=job.links(require(state.report)),
-            compiled=compiled,
+            record=wheel_record(job, state),
+            python=job.python(merged),
+            links=job.links(merged),
+            compiled=_compiled_members(job, state),
         )
         try:
             report = audit(path, expected)
@@ -265,8 +228,10 @@ class Audit:
         except SparkwrightError:
             job.store.require_intact(wheel.sha256)  # else the store is damaged, not the wheel
             raise
-        job.store.put_record("audit", self.key(job, state) or "", report.to_json())
-        state.audited = True
+        job.store.put_record("audit", key or "", report.to_json())
+        return find() or {}
+
+    return Step("audit", key, find, make)
 
 
 def _binary_arguments(job: Job, state: BuildState) -> dict[str, Any]:
@@ -298,63 +263,53 @@ def _compiled_members(job: Job, state: BuildState) -> dict[str, Extension]:
 # The user's folder --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Place:
-    """The wheel in the user's folder."""
+def place_wheel(job: Job, wheel: FoundWheel | None) -> Step[Path]:
+    """Copy the wheel into the user's folder."""
 
-    name: ClassVar[str] = "place"
-
-    def key(self, job: Job, state: BuildState) -> str | None:
-        return None if state.wheel is None else digest_of([state.wheel.sha256, str(job.out)])
-
-    def find(self, job: Job, state: BuildState) -> bool:
-        if state.wheel is None:
-            return False
-        target = job.out / state.wheel.filename
-        if not target.is_file() or target.stat().st_size != state.wheel.size:
-            return False
+    def find() -> Path | None:
+        if wheel is None:
+            return None
+        target = job.out / wheel.filename
+        if not target.is_file() or target.stat().st_size != wheel.size:
+            return None
         if _known_digest(job, target) is None:
             _note_digest(job, target, sha256_file(target))
-        if _known_digest(job, target) != state.wheel.sha256:
-            return False
-        state.placed = target
-        return True
+        return target if _known_digest(job, target) == wheel.sha256 else None
 
-    def make(self, job: Job, state: BuildState) -> None:
-        wheel = require(state.wheel)
-        state.placed = job.store.copy_out(wheel.sha256, job.out / wheel.filename)
-        _note_digest(job, state.placed, wheel.sha256)
+    def make() -> Path:
+        found = require(wheel)
+        placed = job.store.copy_out(found.sha256, job.out / found.filename)
+        _note_digest(job, placed, found.sha256)
+        return placed
+
+    return Step("place", None if wheel is None else digest_of([wheel.sha256, str(job.out)]), find, make)
 
 
-@dataclass(frozen=True)
-class Publish:
-    """The index over every wheel in the user's folder."""
+def publish_index(job: Job, placed: Path | None) -> Step[bool]:
+    """Index every wheel in the user's folder."""
+    out = job.out
 
-    name: ClassVar[str] = "index"
-
-    def key(self, job: Job, state: BuildState) -> str | None:
-        if state.placed is None:
-            return None
+    def key() -> str:
         runtimes = {name: locked.digest for name, locked in _runtimes(job).items()}
-        return digest_of([*_listing(job.out), runtimes] if runtimes else _listing(job.out))
+        return digest_of([*_listing(out), runtimes] if runtimes else _listing(out))
 
-    def find(self, job: Job, state: BuildState) -> bool:
-        record = job.store.find_record("index", self.key(job, state) or "")
-        state.published = record is not None and record.get("pages") == _pages(job.out)
-        return state.published
+    def find() -> bool | None:
+        record = job.store.find_record("index", key())
+        return True if record is not None and record.get("pages") == _pages(out) else None
 
-    def make(self, job: Job, state: BuildState) -> None:
+    def make() -> bool:
         from sparkwright.publish import publish
 
-        out = job.out
         listed = None
         # A run for another platform may place its wheel while this one writes pages without it.
         while listed != (listed := _listing(out)):
             index = publish(out, digests=_known_digests(job), runtimes=_runtimes(job))
             for file in index.files:
                 _note_digest(job, out / file.filename, file.sha256)
-        job.store.put_record("index", self.key(job, state) or "", {"folder": str(out), "pages": _pages(out)})
-        state.published = True
+        job.store.put_record("index", key(), {"folder": str(out), "pages": _pages(out)})
+        return True
+
+    return Step("index", None if placed is None else key(), find, make)
 
 
 def _runtimes(job: Job) -> dict[str, LockedRuntime]:

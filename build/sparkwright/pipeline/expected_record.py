@@ -12,32 +12,30 @@ from sparkwright.lock.model import Lock
 from sparkwright.merge.engine import merge_patchset
 from sparkwright.native.build import find_extension
 from sparkwright.native.model import Extension
-from sparkwright.pipeline.assembly import ChooseBinaries
+from sparkwright.pipeline.assembly import choose_binaries
 from sparkwright.pipeline.job import Job
-from sparkwright.pipeline.kernels import CompileExtension, GatherSources, PrepareToolchain
+from sparkwright.pipeline.kernels import gather, prepare, take_extensions
 from sparkwright.pipeline.options import TargetOptions
-from sparkwright.pipeline.proofs import Prove
+from sparkwright.pipeline.proofs import prove
 from sparkwright.pipeline.record import expectation, native_version, version_of, wheel_record
-from sparkwright.pipeline.state import BuildState, require
-from sparkwright.pipeline.steps import Merge, steps_for
+from sparkwright.pipeline.state import BuildState, find_only, require
 from sparkwright.wheel.binaries import Expectation
 from sparkwright.wheel.kernels import KERNELS, KernelsRecord, kernels_of
 from sparkwright.wheel.names import parse_name
 from sparkwright.wheel.recorded import POINT
 
-# Their results are part of the record.
-_RECORDED = (GatherSources, Prove, PrepareToolchain, CompileExtension, ChooseBinaries)
-
 
 def merged_again(job: Job) -> BuildState:
-    """Repeat the merge of *job*, and take every other result from the store, if it is there."""
+    """Repeat the merge of *job*, and take what its record tells besides from the store, if it is there."""
     state = BuildState(pristine=job.pristine)
-    for step in steps_for(job):
-        if isinstance(step, Merge):
-            request = job.merge_request(require(state.pristine), job.spec.lock.release.version)
-            state.report = merge_patchset(job.repository, request)
-        elif isinstance(step, _RECORDED) and step.key(job, state) is not None:
-            step.find(job, state)
+    request = job.merge_request(job.pristine, job.spec.lock.release.version)
+    report = state.report = merge_patchset(job.repository, request)
+    proofs = (find_only(prove(job, report, carry)) for carry in job.spec.carries)
+    state.proofs = {proof.carry: proof for found in proofs for proof in found or ()}
+    if job.native is not None:
+        state.sources, state.toolchain = find_only(gather(job)), find_only(prepare(job))
+        take_extensions(job, state, find_only)
+        state.binaries = find_only(choose_binaries(job, state))
     return state
 
 

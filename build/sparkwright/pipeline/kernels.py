@@ -1,11 +1,11 @@
-"""The steps to native kernels: dependencies' sources, the toolchain, and each extension."""
+"""The steps to native kernels: dependencies' sources, the toolchain, the units, and each extension."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 
 import msgspec
 
@@ -15,10 +15,22 @@ from sparkwright.base.errors import MissingSourceError
 from sparkwright.base.events import warn
 from sparkwright.lock.bump import bump_command
 from sparkwright.lock.native import NativePin
-from sparkwright.native.build import Builder, UnitCompiler
-from sparkwright.native.model import Extension, Inputs, SourceTree
+from sparkwright.native.build import (
+    Builder,
+    UnitCompiler,
+    build_extension,
+    compile_units,
+    configured,
+    device_code,
+    find_extension,
+    forecast,
+    known_code,
+    sources_of,
+)
+from sparkwright.native.host import isolated, require_isolation
+from sparkwright.native.model import Extension, Inputs, SourceTree, Toolchain
 from sparkwright.pipeline.job import Job
-from sparkwright.pipeline.state import BuildState, require
+from sparkwright.pipeline.state import BuildState, Step, Take, require
 
 _TRIED = "sources-tried"
 # A source that could not be fetched is not requested again for so long, so that repeated runs stay quick.
@@ -32,66 +44,48 @@ class _Tried(msgspec.Struct, frozen=True):
     missing: dict[str, str]
 
 
-def _pin(job: Job) -> NativePin:
-    return require(job.native)
+def gather(job: Job) -> Step[dict[str, SourceTree]]:
+    """Fetch the sources that upstream's CMake project would download, by content."""
+    native, lock = require(job.native), job.spec.lock
+    pins = {name: [pin.tree, pin.candidate and pin.candidate.tree] for name, pin in native.sources.items()}
+    key = digest_of(pins)
 
-
-@dataclass(frozen=True)
-class GatherSources:
-    """The sources that upstream's CMake project would download, by content."""
-
-    name: ClassVar[str] = "dependencies' sources"
-
-    def key(self, job: Job, state: BuildState) -> str | None:
-        del state
-        return digest_of(
-            {
-                name: [pin.tree, pin.candidate and pin.candidate.tree]
-                for name, pin in _pin(job).sources.items()
-            }
-        )
-
-    def find(self, job: Job, state: BuildState) -> bool:
+    def find() -> dict[str, SourceTree] | None:
         from sparkwright.native.sources import find_sources, gather_sources
 
-        lock = job.spec.lock
         found = find_sources(lock, job.access)
-        if found is None and (missing := self._tried(job)) is not None:
+        tried = job.store.find_record_as(_Tried, _TRIED, key)
+        if found is None and tried is not None and time.time() - tried.at <= _RETRY_AFTER_S:
             # The sources that the store holds, and the earlier reasons for the others.
             without_network = replace(job.access, settings=replace(job.access.settings, offline=True))
             found = {
                 # One that is here by now is the pin: a reason would make it a candidate.
                 name: msgspec.structs.replace(
-                    source, missing=source.missing and missing.get(name, source.missing)
+                    source, missing=source.missing and tried.missing.get(name, source.missing)
                 )
                 for name, source in gather_sources(lock, without_network).items()
             }
-        if found is None or (job.options.require_native and _lost(_pin(job), found)):
-            return False
-        state.sources = found
-        return True
+        lost = found is None or (job.options.require_native and _lost(native, found))
+        return None if lost else found
 
-    def make(self, job: Job, state: BuildState) -> None:
+    def make() -> dict[str, SourceTree]:
         from sparkwright.native.sources import gather_sources
 
-        found = gather_sources(job.spec.lock, job.access)
-        state.sources = found
+        found = gather_sources(lock, job.access)
         missing = {name: source.missing for name, source in found.items() if source.missing}
-        job.store.put_record(_TRIED, self.key(job, state) or "", {"at": time.time(), "missing": missing})
-        if job.options.require_native and (lost := _lost(_pin(job), found)):
-            needed = {source.name for name in lost for source in _sources_of(_pin(job), name, found)}
-            absent = [name for name in missing if name in needed and _pin(job).sources[name].paths]
+        job.store.put_record(_TRIED, key, {"at": time.time(), "missing": missing})
+        if job.options.require_native and (lost := _lost(native, found)):
+            needed = {source.name for name in lost for source in _sources_of(native, name, found)}
+            absent = [name for name in missing if name in needed and native.sources[name].paths]
             raise MissingSourceError(
                 f"{', '.join(lost)} cannot be compiled",
                 because="; ".join(sorted(set(lost.values()))),
-                next_step=f"clone {', '.join(absent)}, and run '{bump_command(job.spec.lock, absent)}', or "
+                next_step=f"clone {', '.join(absent)}, and run '{bump_command(lock, absent)}', or "
                 "leave out --require-native: upstream's binary is taken then, and named so",
             )
+        return found
 
-    def _tried(self, job: Job) -> dict[str, str] | None:
-        """Return the reasons for sources missing at a recent attempt; `None` to try again."""
-        tried = job.store.find_record_as(_Tried, _TRIED, self.key(job, BuildState()) or "")
-        return None if tried is None or time.time() - tried.at > _RETRY_AFTER_S else tried.missing
+    return Step("dependencies' sources", key, find, make)
 
 
 def _lost(native: NativePin, sources: Mapping[str, SourceTree]) -> dict[str, str]:
@@ -119,8 +113,6 @@ def _attested(native: NativePin, extension: str, sources: Mapping[str, SourceTre
 
 
 def _sources_of(native: NativePin, extension: str, sources: Mapping[str, SourceTree]) -> list[SourceTree]:
-    from sparkwright.native.build import sources_of
-
     wanted = sources_of(native.extensions[extension], native.sources)
     return [source for name, source in sources.items() if name in wanted]
 
@@ -134,141 +126,123 @@ def _claim(native: NativePin, source: str, extension: str) -> str:
     return f"{source} {candidate.ref[:12]}{instead} is {candidate.claim(extension)}"
 
 
-@dataclass(frozen=True)
-class PrepareToolchain:
-    """Compilers, headers and libraries, laid out for a build."""
+def prepare(job: Job) -> Step[Toolchain]:
+    """Lay out compilers, headers and libraries."""
+    from sparkwright.native.toolchain import find_toolchain, prepare_toolchain
 
-    name: ClassVar[str] = "toolchain"
-
-    def key(self, job: Job, state: BuildState) -> str | None:
-        del state
-        return digest_of([to_builtins(_pin(job).toolkit), job.spec.lock.release.torch, job.options.platform])
-
-    def find(self, job: Job, state: BuildState) -> bool:
-        from sparkwright.native.toolchain import find_toolchain
-
-        state.toolchain = find_toolchain(job.spec.lock, job.target, job.access)
-        return state.toolchain is not None
-
-    def make(self, job: Job, state: BuildState) -> None:
-        from sparkwright.native.toolchain import prepare_toolchain
-
-        state.toolchain = prepare_toolchain(job.spec.lock, job.target, job.access)
+    lock = job.spec.lock
+    key = digest_of([to_builtins(require(job.native).toolkit), lock.release.torch, job.options.platform])
+    arguments = lock, job.target, job.access
+    return Step("toolchain", key, lambda: find_toolchain(*arguments), lambda: prepare_toolchain(*arguments))
 
 
-@dataclass(frozen=True)
-class CompileExtension:
-    """One extension, compiled and linked; or the reason for taking upstream's."""
+def compile_kernels(job: Job, state: BuildState, names: Sequence[str]) -> Step[dict[str, str]]:
+    """Compile the units of the extensions *names* together: the longest one alone takes minutes.
 
-    extension: str
+    The result are the objects that were missing, SHA-256 by output path: none once all are linked.
+    """
+    native = require(job.native)
+    wanted = [name for name in names if not _why_not(native, name, state.sources or {})]
+    keys = [_extension_key(job, state, name) for name in wanted]
+    key = None if None in keys else digest_of(keys)
 
-    @property
-    def name(self) -> str:
-        """Name in plans and logs."""
-        return f"compile {self.extension}"
+    def missing() -> list[str]:
+        pairs = zip(wanted, keys, strict=True)
+        return [name for name, one in pairs if find_extension(job.store, one or "") is None]
 
-    def key(self, job: Job, state: BuildState) -> str | None:
-        if state.report is None or state.sources is None:
-            return None
-        if why := _why_not(_pin(job), self.extension, state.sources):
-            return digest_of([self.extension, why])
-        if state.toolchain is None:
-            return None
-        return builder_of(job).key(inputs_of(job, state), self.extension)
+    def find() -> dict[str, str] | None:
+        return None if missing() else {}
 
-    def find(self, job: Job, state: BuildState) -> bool:
-        from sparkwright.native.build import find_extension, forecast
-
-        why = _why_not(_pin(job), self.extension, require(state.sources))
-        if not why and state.toolchain is not None:
-            if found := find_extension(job.store, self.key(job, state) or ""):
-                self._take(job, state, found)
-                return True
-            told = forecast(builder_of(job), inputs_of(job, state), self.extension)
-            if told is not None and not told.units:
-                why = _nothing_for(job)
-        if not why or job.options.require_native:
-            return False
-        state.stock_extensions[self.extension] = why
-        return True
-
-    def make(self, job: Job, state: BuildState) -> None:
-        from sparkwright.native.build import build_extension, configured, device_code
-        from sparkwright.native.host import require_isolation
-
+    def make() -> dict[str, str]:
         if job.options.compiling.isolate:
             require_isolation()
         builder, inputs = builder_of(job), inputs_of(job, state)
-        configuration = configured(builder, inputs).configuration
-        if configuration.units_of(self.extension):
-            beside = self._beside(job, state)
-            for name in (self.extension, *beside) if self.extension not in state.begun else ():
-                if why := not_native(device_code(configuration.units_of(name)), job.target.arch):
-                    warn(f"{name}: {why}")  # before the hours that compiling takes
-            state.begun.update(beside)
-            self._take(job, state, build_extension(builder, inputs, self.extension, beside=beside))
-            return
+        known = configured(builder, inputs)
+        units = {name: known.configuration.units_of(name) for name in missing()}
+        for name, ones in units.items():
+            if why := not_native(device_code(ones), job.target.arch):
+                warn(f"{name}: {why}")  # before the hours that compiling takes
+        with job.store.lock(f"units-{require(key)[:32]}", "the units of kernels"):
+            return compile_units(builder, inputs, known, [unit for ones in units.values() for unit in ones])
+
+    return Step("compile units", key, find, make)
+
+
+def _extension_key(job: Job, state: BuildState, name: str) -> str | None:
+    if state.report is None or state.sources is None:
+        return None
+    if why := _why_not(require(job.native), name, state.sources):
+        return digest_of([name, why])
+    if state.toolchain is None:
+        return None
+    return builder_of(job).key(inputs_of(job, state), name)
+
+
+def compile_extension(job: Job, state: BuildState, name: str) -> Step[Extension | str]:
+    """Compile and link one extension; the result is the reason where upstream's is taken."""
+    key = _extension_key(job, state, name)
+
+    def find() -> Extension | str | None:
+        why = _why_not(require(job.native), name, require(state.sources))
+        if not why and state.toolchain is not None:
+            if found := find_extension(job.store, key or ""):
+                return found
+            told = forecast(builder_of(job), inputs_of(job, state), name)
+            if told is not None and not told.units:
+                why = _nothing_for(job)
+        return None if job.options.require_native else why or None
+
+    def make() -> Extension | str:
+        if job.options.compiling.isolate:
+            require_isolation()
+        builder, inputs = builder_of(job), inputs_of(job, state)
+        if configured(builder, inputs).configuration.units_of(name):
+            return build_extension(builder, inputs, name, objects=state.objects)
         if job.options.require_native:
             raise MissingSourceError(
-                f"{self.extension} cannot be compiled",
+                f"{name} cannot be compiled",
                 because=_nothing_for(job),
                 next_step="leave out --require-native, or choose another architecture",
             )
-        state.stock_extensions[self.extension] = _nothing_for(job)
+        return _nothing_for(job)
 
-    def _beside(self, job: Job, state: BuildState) -> list[str]:
-        """Return the extensions whose units are compiled along with this one's: those with device code.
+    return Step(f"compile {name}", key, find, make, partial(_about, job, state, name, key))
 
-        One without is compiled alone, as it comes first and shows a fault of the machine early.
-        """
-        from sparkwright.native.build import find_extension
 
-        native, sources = _pin(job), require(state.sources)
-        if native.extensions[self.extension].host_only:
-            return []
-        return [
-            name
-            for name, spec in native.extensions.items()
-            if not spec.host_only
-            and name not in {self.extension, *state.extensions, *state.stock_extensions, *state.begun}
-            and not _why_not(native, name, sources)
-            and find_extension(job.store, CompileExtension(name).key(job, state) or "") is None
-        ]
+def _about(
+    job: Job, state: BuildState, name: str, key: str | None, found: Extension | str | None
+) -> dict[str, object]:
+    """Tell the work that is left, as far as earlier builds allow an estimate, and the device code."""
+    told: dict[str, object] = {"compiles": True}
+    if isinstance(found, str):
+        return {**told, "code": {}, "detail": f"upstream's own: {found}"}
+    code = None if found is None else found.arches
+    if found is None and key is not None and state.toolchain is not None:
+        builder, inputs = builder_of(job), inputs_of(job, state)
+        code, left = known_code(builder, inputs, name), forecast(builder, inputs, name)
+        told["detail"] = "configures, then compiles what is missing"
+        if left is not None:
+            minutes = f"about {left.seconds / 60:.0f} min of CPU time"
+            told["detail"] = f"{left.missing} of {left.units} units to compile, {minutes}"
+    return {**told, "code": code, "warning": not_native(code or {}, job.target.arch)}
 
-    def _take(self, job: Job, state: BuildState, built: Extension) -> None:
-        state.extensions[self.extension] = built
-        if attested := _attested(_pin(job), self.extension, require(state.sources)):
-            state.attested[self.extension] = attested
 
-    def detail(self, job: Job, state: BuildState) -> str:
-        """Return the work that is left, for a plan, as far as earlier builds allow an estimate."""
-        from sparkwright.native.build import forecast
-
-        if why := state.stock_extensions.get(self.extension):
-            return f"upstream's own: {why}"
-        if state.toolchain is None or self.extension in state.extensions:
-            return ""
-        told = forecast(builder_of(job), inputs_of(job, state), self.extension)
-        if told is None:
-            return "configures, then compiles what is missing"
-        return (
-            f"{told.missing} of {told.units} units to compile, about {told.seconds / 60:.0f} min of CPU time"
-        )
-
-    def code(self, job: Job, state: BuildState) -> dict[str, int] | None:
-        """Return the number of units by the device code that they compile to; `None` while that is unknown.
-
-        An extension that is upstream's own has none.
-        """
-        from sparkwright.native.build import known_code
-
-        if self.extension in state.stock_extensions:
-            return {}
-        if found := state.extensions.get(self.extension):
-            return found.arches
-        if state.report is None or state.sources is None or state.toolchain is None:
-            return None
-        return known_code(builder_of(job), inputs_of(job, state), self.extension)
+def take_extensions(job: Job, state: BuildState, take: Take) -> None:
+    """Take the extensions; those without device code first, which show a fault of the machine early."""
+    native = require(job.native)
+    host = [name for name, spec in native.extensions.items() if spec.host_only]
+    device = [name for name in native.extensions if name not in host]
+    for name in (*host, *device):
+        if device and name == device[0]:
+            objects = take(compile_kernels(job, state, device))
+            state.objects |= objects or {}
+        found = take(compile_extension(job, state, name))
+        if isinstance(found, str):
+            state.stock_extensions[name] = found
+        elif found is not None:
+            state.extensions[name] = found
+            if attested := _attested(native, name, require(state.sources)):
+                state.attested[name] = attested
 
 
 def _nothing_for(job: Job) -> str:
@@ -295,7 +269,7 @@ def builder_of(job: Job) -> Builder:
         store=job.store,
         repository=job.repository,
         lock=job.spec.lock,
-        native=_pin(job),
+        native=require(job.native),
         logs=job.checkout.folder / ".sparkwright" / "compile",
         jobs=job.options.compiling.jobs,
         keep_going=job.options.compiling.keep_going,
@@ -322,8 +296,6 @@ def _elsewhere(job: Job) -> UnitCompiler | None:
 
 
 def _isolation(job: Job) -> tuple[str, ...]:
-    from sparkwright.native.host import isolated
-
     return isolated(()) if job.options.compiling.isolate else ()
 
 

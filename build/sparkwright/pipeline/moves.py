@@ -25,11 +25,10 @@ from sparkwright.lock.model import LOCK_FORMAT, Lock
 from sparkwright.lock.native import Binary, NativePin
 from sparkwright.native.device_code import DeviceCode, Tally
 from sparkwright.native.inspection import Inspection
+from sparkwright.pipeline.build import make, merge
 from sparkwright.pipeline.job import Job
-from sparkwright.pipeline.kernels import CompileExtension, builder_of, inputs_of
-from sparkwright.pipeline.proofs import Prove
-from sparkwright.pipeline.state import BuildState, require
-from sparkwright.pipeline.steps import steps_for
+from sparkwright.pipeline.kernels import builder_of, inputs_of, prepare, take_extensions
+from sparkwright.pipeline.state import BuildState, find_only, require
 from sparkwright.upstream.archive import read_sdist
 from sparkwright.upstream.download import fetch_artifact
 from sparkwright.upstream.evidence import propose_lock
@@ -246,18 +245,11 @@ def described(member: str, found: Inspection, why: str, sm: str) -> tuple[Binary
 
 def _compiled(job: Job) -> BuildState:
     """Return the results up to the extensions, all from the store but for the merge."""
-    state, missing = BuildState(), []
-    for step in steps_for(job):
-        if isinstance(step, Prove):
-            continue
-        if isinstance(step, CompileExtension):
-            if step.key(job, state) is None or not step.find(job, state):
-                missing.append(step.extension)
-        elif missing or state.extensions or state.stock_extensions:
-            break
-        elif not step.find(job, state):
-            step.make(job, state)
-    if missing:
+    state = merge(job, make)
+    state.toolchain = make(prepare(job))
+    take_extensions(job, state, find_only)
+    known = {*state.extensions, *state.stock_extensions}
+    if missing := [name for name in require(job.native).extensions if name not in known]:
         raise LockMismatchError(
             "there is nothing to learn from yet",
             because=f"{', '.join(missing)} was not compiled for this lock",

@@ -14,7 +14,7 @@ from sparkwright.merge.report import MergeReport, Outcome, OutcomeKind
 from sparkwright.native.host import require_isolation
 from sparkwright.pipeline.checkout import pinned_by
 from sparkwright.pipeline.job import Job, require_listed
-from sparkwright.pipeline.state import BuildState, require
+from sparkwright.pipeline.state import Step, require
 from sparkwright.probe.judge import Prover
 from sparkwright.probe.pool import ProbePool
 from sparkwright.probe.proof import ProbeVerdict, Proof, write_proof
@@ -126,52 +126,40 @@ def find_proof(job: Job, report: MergeReport, carry: Carry) -> Proof | None:
 # The step -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Prove:
-    """A proof of one carry, recorded or made: that it is needed and works, or that upstream needs it not."""
+def prove(job: Job, report: MergeReport | None, carry: Carry) -> Step[tuple[Proof, ...]]:
+    """Prove one carry: that it is needed and works, or that upstream needs it not.
 
-    carry: Carry
+    The result is empty for a carry that needs no proof, or goes in without one.
+    """
+    name = carry.name
+    trial = None if report is None else trial_of(job, report, carry)
+    key = None
+    if report is not None:
+        wanted = trial is not None and wants_proof(report, carry)
+        key = trial.key() if trial and wanted else digest_of([name, str(report.outcome(name).kind)])
 
-    @property
-    def name(self) -> str:
-        """Name in plans and logs."""
-        return f"prove {self.carry.name}"
-
-    def key(self, job: Job, state: BuildState) -> str | None:
-        if state.report is None:
+    def find() -> tuple[Proof, ...] | None:
+        if report is None:
             return None
-        trial = trial_of(job, state.report, self.carry)
-        if trial is None or not wants_proof(state.report, self.carry):
-            return digest_of([self.carry.name, str(state.report.outcome(self.carry.name).kind)])
-        return trial.key()
+        if not wants_proof(report, carry):
+            return ()  # the tree contains nothing of the carry, and no probe could tell more
+        proof = find_proof(job, report, carry)
+        return None if proof is None else (proof,)
 
-    def find(self, job: Job, state: BuildState) -> bool:
-        if state.report is None:
-            return False
-        if not wants_proof(state.report, self.carry):
-            return True  # the tree contains nothing of the carry, and no probe could tell more
-        proof = find_proof(job, state.report, self.carry)
-        if proof is None:
-            return False
-        state.proofs[self.carry.name] = proof
-        return True
-
-    def make(self, job: Job, state: BuildState) -> None:
-        name = self.carry.name
-        allowed = name in job.options.allow_unproved
-        if self.carry.spec.probe is None:
-            if not allowed:
-                raise _unproved(name, "it has no probe")
-            return
-        if allowed:
-            return
-        report = require(state.report)
-        trial = trial_of(job, report, self.carry)
+    def make() -> tuple[Proof, ...]:
+        if name in job.options.allow_unproved:
+            return ()
         if trial is None:
-            raise _unproved(name, "the tree that it changes cannot be judged here")
+            why = "the tree that it changes cannot be judged here"
+            raise _unproved(name, "it has no probe" if carry.spec.probe is None else why)
         proof = trial.prove()
-        _refuse_unless_proved(proof, trial.wanted, report.outcome(name))
-        state.proofs[name] = proof
+        _refuse_unless_proved(proof, trial.wanted, require(report).outcome(name))
+        return (proof,)
+
+    def about(_found: object) -> dict[str, object]:
+        return {} if report is None else {"evidence": evidence_of(job, report, carry)}
+
+    return Step(f"prove {name}", key, find, make, about)
 
 
 def _unproved(name: str, because: str) -> UnprovedError:

@@ -1,10 +1,11 @@
-"""Results of the steps that ran so far."""
+"""A step of a build, and the results of those that were taken so far."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from sparkwright.base.config import Model
 from sparkwright.merge.report import MergeReport
@@ -13,6 +14,39 @@ from sparkwright.probe.proof import Proof
 from sparkwright.upstream.releases import Pristine
 
 T = TypeVar("T")
+
+
+def _nothing(_found: object) -> Mapping[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True)
+class Step(Generic[T]):
+    """A step: `find` takes its result from the store, `make` makes it; both must decide alike.
+
+    Attributes:
+        name: its name in plans and logs.
+        key: digest of what the result depends on; `None` while that is incomplete.
+        about: further fields of a plan, by what was found.
+    """
+
+    name: str
+    key: str | None
+    find: Callable[[], T | None]
+    make: Callable[[], T]
+    about: Callable[[T | None], Mapping[str, Any]] = _nothing
+
+
+class Take(Protocol):
+    """Returns the result of a step: found, made, or `None` where nothing is to be made."""
+
+    def __call__(self, step: Step[T], /) -> T | None:
+        """Return it."""
+
+
+def find_only(step: Step[T]) -> T | None:
+    """Return the result of *step* if the store has it."""
+    return None if step.key is None else step.find()
 
 
 class Binaries(Model, frozen=True):
@@ -44,28 +78,27 @@ class FoundWheel:
 
 @dataclass
 class BuildState:
-    """Results of the steps so far; a step fills in its own and reads earlier ones.
+    """Results of the steps so far; see `sparkwright.pipeline.build`.
 
-    A compiled extension enters `extensions` once its step is done, and `attested` with what attests its
-    sources if these are not the pinned ones; `stock_extensions` are those that are taken from upstream's
-    wheel instead, with the reason. The units of those `begun` were compiled along with another's.
+    Attributes:
+        stock_extensions: why an extension is taken from upstream's wheel, for those that are.
+        attested: what attests the sources of a compiled extension, for those that are not the pinned ones.
+        objects: SHA-256 of the units that were compiled in this run, by output path.
     """
 
     pristine: Pristine | None = None
     sources: dict[str, SourceTree] | None = None
+    report: MergeReport | None = None
+    proofs: dict[str, Proof] = field(default_factory=dict)
     toolchain: Toolchain | None = None
     extensions: dict[str, Extension] = field(default_factory=dict)
     stock_extensions: dict[str, str] = field(default_factory=dict)
     attested: dict[str, str] = field(default_factory=dict)
-    begun: set[str] = field(default_factory=set)
-    stock_wheel: bool = False
+    objects: dict[str, str] = field(default_factory=dict)
     binaries: Binaries | None = None
-    report: MergeReport | None = None
-    proofs: dict[str, Proof] = field(default_factory=dict)
     wheel: FoundWheel | None = None
-    audited: bool = False
+    audit: dict[str, Any] | None = None
     placed: Path | None = None
-    published: bool = False
 
 
 def require(result: T | None) -> T:

@@ -33,11 +33,10 @@ from sparkwright.carries.patchset import BuildSpec, check_order
 from sparkwright.lock.model import Lock
 from sparkwright.merge.engine import merge_patchset
 from sparkwright.merge.report import MergeReport
-from sparkwright.pipeline.assembly import Assemble
+from sparkwright.pipeline.build import assemble, make
 from sparkwright.pipeline.checkout import Checkout
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.options import BuildOptions
-from sparkwright.pipeline.run import apply
 from sparkwright.pipeline.state import require
 from sparkwright.probe.environment import tree_folder
 from sparkwright.search.changes import SpecDifference
@@ -137,7 +136,7 @@ class Realiser:
         """
         job = self.exact_job(candidate)
         with _of_the_candidate():
-            wheel = require(apply(job, until=lambda step: isinstance(step, Assemble)).wheel)
+            wheel = require(assemble(job, make).wheel)
         return self.access.store.named_file(wheel.sha256, wheel.filename)
 
     def require_as_recorded(self) -> None:

@@ -16,11 +16,11 @@ from world import Ran, World
 
 from sparkwright.base.errors import AuditError, ConfigError, FetchError, LockMismatchError, NativeInputsError
 from sparkwright.git.repository import open_repository
+from sparkwright.pipeline.build import apply
 from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.pipeline.job import make_job
 from sparkwright.pipeline.options import BuildOptions
 from sparkwright.pipeline.pins import pin_of
-from sparkwright.pipeline.run import apply
 from sparkwright.upstream.releases import Access
 from sparkwright.upstream.settings import read_settings
 
@@ -297,7 +297,7 @@ def test_a_pin_in_memory_is_built_without_a_file(world, upstream, wheels, commit
         assert len(wheels.requests) == asked, "a pin that is known asks nothing"
         options = BuildOptions(source=str(away), platform="x86_64")
         state = apply(make_job(replace(checkout, lock=found), world.store, repository, options))
-        assert state.audited
+        assert state.audit
         assert state.placed is not None
         assert members(state.placed)["vllm/words.py"].decode() == LATER["vllm/words.py"]
         release, tiny = pin_of(checkout, access, "1.2.0"), make_tiny().lock
