@@ -288,6 +288,17 @@ def test_a_second_split_leaves_the_key_of_the_first_alone(world: ChannelWorld) -
     assert offline.read_bytes() == kept
 
 
+@pytest.mark.parametrize(("file", "said"), [(".", "is no file"), ("gone/roots.pem", "gone is no folder")])
+def test_a_file_that_cannot_be_made_leaves_the_key_as_it_is(
+    world: ChannelWorld, file: str, said: str
+) -> None:
+    rotate_key(world.home)
+    before = {path.name: path.read_bytes() for path in world.home.iterdir()}
+    with pytest.raises(PublishError, match=said):
+        rotate_key(world.home, split=world.folder / file)
+    assert {path.name: path.read_bytes() for path in world.home.iterdir()} == before
+
+
 def test_a_copy_of_the_key_of_another_channel_signs_nothing(world: ChannelWorld) -> None:
     shutil.copytree(world.home, world.home_of("stable"))
     with pytest.raises(SignatureError, match="has the root of channel nightly"):

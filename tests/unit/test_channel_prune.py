@@ -109,6 +109,10 @@ def test_a_prune_with_nothing_to_do_writes_nothing(world: ChannelWorld) -> None:
     pruner(world, hours=HOURS).prune()
     files.pop(world.published / lease.PATH)
     assert files == {path: path.stat().st_mtime_ns for path in files}
+    empty = world.folder / "empty"
+    empty.mkdir()
+    assert pruner(world, FolderTarget(empty), hours=HOURS).prune().kept == 0
+    assert list(empty.iterdir()) == []
 
 
 def test_nothing_is_removed_within_the_grace(world: ChannelWorld) -> None:

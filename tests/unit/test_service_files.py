@@ -174,6 +174,22 @@ def test_words_of_the_command_line_stay_words() -> None:
         options(name="../chat")
 
 
+@pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "A"])
+def test_what_is_no_name_of_a_service_removes_no_folder(name: str, tmp_path: Path, monkeypatch) -> None:
+    for variable in ("XDG_STATE_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(variable, str(tmp_path))
+    other = tmp_path / "sparkwright" / "services" / "chat" / "service.json"
+    other.parent.mkdir(parents=True)
+    other.touch()
+    for words in (("uninstall", name, "--purge"), ("status", name), ("upgrade", name)):
+        if words != ("status", ""):  # of all
+            with pytest.raises(ConfigError, match="cannot be the name of a service"):
+                run(*words, "--user")
+    assert other.exists()
+    with pytest.raises(UnknownNameError, match="no service 'gone'"):
+        run("uninstall", "gone", "--user")
+
+
 def test_the_guide_s_compose_file_follows_the_specification() -> None:
     (text,) = re.findall(r"```yaml\n(services:.*?)```", (ROOT / "docs/service.md").read_text(), re.DOTALL)
     compose = PyCompose.from_yaml(text)

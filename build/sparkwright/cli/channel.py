@@ -22,7 +22,7 @@ from sparkwright.cli.options import reading_options, together
 from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_read_only
 from sparkwright.publish import dist_folder
-from sparkwright.publish.channel import ChannelState, channel_names, require_channel_name
+from sparkwright.publish.channel import CHANNELS, ChannelState, channel_names, require_channel_name
 from sparkwright.publish.channel import history as history_of
 from sparkwright.publish.evidence import FOLDER, gather
 from sparkwright.publish.folder_target import FolderTarget
@@ -183,7 +183,8 @@ def show(*, channel: str, history: bool, target: str, offline: bool) -> Result:
         for one in states
     ]  # fmt: skip
     headings = ("channel", "generation", "written", "expires", "change", "newest")
-    return Result([_described(state) for state in states], [Table(headings, rows)])
+    shown = Table(headings, rows) if rows else f"there is no channel at {place.url(CHANNELS)}"
+    return Result([_described(state) for state in states], [shown])
 
 
 @command.command("verify")
@@ -271,7 +272,7 @@ def show_key(channel: str) -> Result:
 
 @key.command("rotate")
 @_NAME
-@click.option("--revoke", default="", metavar="REASON", help="It may have been stolen; readers see it.")
+@click.option("--revoke", metavar="REASON", help="It may have been stolen; readers see it.")
 @click.option(
     "--split",
     type=click.Path(path_type=Path),
@@ -283,11 +284,13 @@ def show_key(channel: str) -> Result:
     type=click.Path(path_type=Path, exists=True, dir_okay=False),
     help="The key that --split moved away, where this machine's may not sign roots, or is lost.",
 )
-def rotate(channel: str, *, split: Path | None, **options: Any) -> Result:
+def rotate(channel: str, *, revoke: str | None, split: Path | None, roots_key: Path | None) -> Result:
     """Replace this machine's key for channel NAME by a new one, which the present one signs."""
-    if split is not None and any(options.values()):
+    if split is not None and (revoke or roots_key):
         raise click.UsageError("--split excludes --revoke and --roots-key.")
-    keys = rotate_key(_home(channel), split=split, **options)
+    if revoke is not None and not revoke.strip():
+        raise click.BadParameter("it is empty; readers need a reason", param_hint="--revoke")
+    keys = rotate_key(_home(channel), revoke=revoke or "", split=split, roots_key=roots_key)
     return _shown_keys(
         keys, ("next", f"sparkwright channel renew {channel}: readers get the new root with it")
     )

@@ -211,6 +211,8 @@ def uninstall(*, name: str, purge: bool, **asked: Any) -> Result:
             path.unlink(missing_ok=True)
         shutil.rmtree(places.state, ignore_errors=True)
     kept = [path for path in (*own, places.state) if path.exists()]
+    if not there and not kept:
+        service.load_record(places)  # says that there is none
     return Result(
         {"removed": [str(path) for path in there], "kept": [str(path) for path in kept]},
         [*(("removed", path) for path in there), *(("kept", path) for path in kept)],

@@ -118,12 +118,8 @@ def rotate_key(
     before, key, now = published_root(home) or load_publisher(home).root, _new_key(), stamp(datetime.now(UTC))
     (old,) = before.keys("timestamp")
     present = None if roots_key else _read_key(home / f"{old}.pem")
-    if split is not None and split.exists() and split.read_bytes() != (present and present.private_bytes):
-        raise PublishError(
-            "the key was not split",
-            because=f"{split} exists, and may be the only copy of another key",
-            next_step="name another file",
-        )
+    if split is not None:
+        _require_free(split, present)
     signing = present or _read_key(roots_key or home)
     root = copy.deepcopy(before.root)
     for role in ONLINE if split is not None else _ROLES:
@@ -138,6 +134,23 @@ def rotate_key(
         _write_root(home, before, root, [signing, key], {} if split is not None else {old: told})
         (home / f"{old}.pem").unlink(missing_ok=True)
     return load_publisher(home)
+
+
+def _require_free(split: Path, present: CryptoSigner | None) -> None:
+    """Refuse a file for the key that is split off: one that cannot be made, or has another than *present*.
+
+    Raises:
+        PublishError: it is so.
+    """
+    if not os.path.lexists(split):
+        because = "" if split.absolute().parent.is_dir() else f"{split.parent} is no folder"
+    elif split.is_file():
+        same = present is not None and split.read_bytes() == present.private_bytes
+        because = "" if same else f"{split} exists, and may be the only copy of another key"
+    else:
+        because = f"{split} is no file"
+    if because:
+        raise PublishError("the key was not split", because=because, next_step="name another file")
 
 
 # Files ----------------------------------------------------------------------------------------------

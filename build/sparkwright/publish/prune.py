@@ -84,7 +84,10 @@ class Pruner:
             UploadError: the target cannot be read or written, or writes nothing conditionally.
         """
         report, target = PruneReport(), self.publisher.target
-        for channel in channel_names(target):
+        channels = channel_names(target)
+        if not channels and not target.files("wheels"):
+            return report  # and nothing is written into what may be a folder of another kind
+        for channel in channels:
             policy, state = self.policies.get(channel), self.publisher.require(channel).state
             dropped = [] if policy is None else self._dropped(state, policy)
             if policy and dropped:

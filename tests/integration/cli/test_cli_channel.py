@@ -169,6 +169,8 @@ def test_a_stolen_key_is_replaced_and_the_channel_signed_again(built: World) -> 
     built.good("channel", "promote", built.wheels[0], "--to", "nightly")
     place = built.dist / "published/channels/nightly"
     before = built.good("channel", "key", "show", "nightly", "--json").json
+    unset = built.call("channel", "key", "rotate", "nightly", "--revoke", "")
+    assert (unset.status, built.good("channel", "key", "show", "nightly", "--json").json) == (2, before)
     rotated = built.good("channel", "key", "rotate", "nightly", "--revoke", "laptop stolen")
     assert "channel renew nightly" in rotated.out
     refused = built.call("channel", "verify", place)

@@ -49,17 +49,26 @@ class ServiceOptions(Model, frozen=True):
     force: bool = False
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
-            raise ConfigError(
-                f"{self.name!r} cannot be the name of a service",
-                because="it takes lower-case letters, digits, dots, dashes and underscores",
-                next_step="give another one with --name",
-            )
+        _require_name(self.name)
         if not _USER.fullmatch(self.run_as):
             raise ConfigError(f"{self.run_as!r} is no name of a user", next_step="give one with --run-as")
         for word in (self.recipe, self.use, self.host, self.models, *self.settings):
             if any(not character.isprintable() for character in word):
-                raise ConfigError(f"{word!r} cannot stand in a unit", because="it has control characters")
+                raise ConfigError(
+                    f"{word!r} cannot stand in a unit",
+                    because="it has control characters",
+                    next_step="leave them out",
+                )
+
+
+def _require_name(name: str) -> None:
+    """Refuse a name of a service that is none: files and folders are found, and removed, by it."""
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} cannot be the name of a service",
+            because="it takes lower-case letters, digits, dots, dashes and underscores",
+            next_step="give another one with --name, or one that 'sparkwright service status' lists",
+        )
 
 
 @dataclass(frozen=True)
@@ -90,7 +99,12 @@ class ServicePlaces:
 
     @classmethod
     def of(cls, name: str, scope: Scope, home: Path | None = None) -> ServicePlaces:
-        """Return those of the service *name*, of a user with that *home*."""
+        """Return those of the service *name*, of a user with that *home*.
+
+        Raises:
+            ConfigError: it cannot be the name of a service.
+        """
+        _require_name(name)
         home = home or Path.home()
         system = scope == "system"
         user_config = os.environ.get("XDG_CONFIG_HOME") or f"{home}/.config"
