@@ -220,6 +220,7 @@ def test_yaml_without_a_model_names_none() -> None:
         "HTTPS_PROXY=http://me:word@proxy:80 vllm serve org/m",
         "vllm serve org/m --otlp-traces-endpoint http://me:word@host:4317",
         """vllm serve org/m --x '{"list": [{"token": "word"}]}'""",
+        """vllm serve org/m --x '{"list": [[{"token": "word"}]]}'""",
         "vllm serve org/m --api-key=one word",
     ],
 )
@@ -261,6 +262,13 @@ def test_another_commands_output_is_one_word() -> None:
     recipe, remarks = import_recipe(text)
     assert recipe.flags == {"max-num-seqs": 4}
     assert {one.what for one in remarks} == {"--seed $(…)", "--x $(…)"}
+
+
+@pytest.mark.parametrize("text", ['{"a": NaN}', '{"a": [1e999]}', '{"a":' * 900 + "1" + "}" * 900])
+def test_what_no_recipe_can_hold_stays_the_text_that_vllm_is_given(text: str) -> None:
+    recipe, _ = import_recipe(f"vllm serve org/m --x '{text}'")
+    assert recipe.flags == {"x": text}
+    assert recipe_text(recipe)
 
 
 @pytest.mark.parametrize("text", ["[" * 50_000, "- " * 50_000, f"# a{' ' * 200_000}x"])

@@ -260,13 +260,19 @@ def _text_of(source: str) -> str:
     """Return the text of a file, of standard input, or *source* itself.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: there is no such file, or it is no text.
     """
-    if source == "-":
-        return sys.stdin.read()
-    if any(sign.isspace() for sign in source):
-        return source
     try:
-        return Path(source).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{printable(source)} cannot be read", because=str(error)) from error
+        if source == "-":
+            data = sys.stdin.buffer.read()
+        elif any(sign.isspace() for sign in source):
+            data = source.encode()
+        else:
+            data = Path(source).read_bytes()
+        return data.decode("utf-8-sig")
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(
+            f"{printable(source) or 'nothing'} cannot be read",
+            because=str(error),
+            next_step="give a file of UTF-8, - for standard input, or a command in quotes",
+        ) from error

@@ -8,14 +8,15 @@ recipe does not hold is left out, and a `Remark` gives the reason.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
+import msgspec
 from msgspec import structs
 
+from sparkwright.base.config import decode_json
 from sparkwright.base.errors import ConfigError
 from sparkwright.recipes.commands import (
     Remark,
@@ -70,6 +71,7 @@ _DANGEROUS = {
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "what the server's processes send each other may run code",
     "VLLM_SERVER_DEV_MODE": "clients can stop the server, and call functions in it",
 }
+_GIVE = "give one 'vllm serve …', 'docker run …', compose file, or recipe of another tool"
 _ELSEWHERE = "its value is set elsewhere"
 # Flags without a value, behind which the model may stand.
 _ALONE = re.compile(r"(?:no|enable|disable)-|enforce-eager$|trust-remote-code$|async-scheduling$")
@@ -79,6 +81,7 @@ _CLASH = "the option before its dot was given a value of its own"
 _LONGEST_NAME = 64
 _MOST_UTILIZATION = 0.9
 _MOST_NODES = 2
+_MOST_BRACKETS = 200  # of JSON that becomes a table
 
 
 def import_recipe(text: str, name: str = "") -> tuple[Recipe, tuple[Remark, ...]]:
@@ -92,18 +95,20 @@ def import_recipe(text: str, name: str = "") -> tuple[Recipe, tuple[Remark, ...]
         ConfigError: it holds no command that serves a model, or several.
     """
     if len(text) > LONGEST:
-        raise ConfigError("this is no command", because=f"it has {len(text):,} characters")
+        raise ConfigError("this is no command", because=f"it has {len(text):,} characters", next_step=_GIVE)
     data = read_yaml(text)
     try:
         script = script_of_unit(text)
         found = list(commands_of_script(script, {})) if data is None else commands_of_yaml(data)
     except ValueError as error:
-        raise ConfigError("this cannot be read as a command", because=f"{error} in it") from error
+        raise ConfigError(
+            "this cannot be read as a command", because=f"{error} in it", next_step=_GIVE
+        ) from error
     if len(found) != 1:
         raise ConfigError(
             "no recipe can be made of this" if not found else "it is not clear which server is meant",
             because=f"there are {len(found)} commands that serve a model",
-            next_step="give one 'vllm serve …', 'docker run …', compose file, or recipe of another tool",
+            next_step=_GIVE,
         )
     return _recipe(found[0], name, data)
 
@@ -269,12 +274,18 @@ def _without_secrets(values: dict[str, Any], before: str) -> list[str]:
         if secret or (not isinstance(value, dict) and SECRET_VALUE.search(str(value))):
             del values[name]
             found.append(f"{before}{name}")
-        elif isinstance(value, dict):
-            found += _without_secrets(value, f"{before}{name}.")
-        elif isinstance(value, list):
-            for one in value:
-                found += _without_secrets(one, f"{before}{name}.") if isinstance(one, dict) else []
+        else:
+            for one in _tables(value):
+                found += _without_secrets(one, f"{before}{name}.")
     return found
+
+
+def _tables(value: Any) -> Iterable[dict[str, Any]]:
+    """Yield *value* if it is a table, or the tables that are in the lists that it is."""
+    if isinstance(value, dict):
+        yield value
+    for one in value if isinstance(value, list) else ():
+        yield from _tables(one)
 
 
 def _value(word: str) -> Any:
@@ -284,10 +295,10 @@ def _value(word: str) -> Any:
         return int(word)
     if re.fullmatch(r"-?\d*\.\d+(?:e-?\d+)?", word) and math.isfinite(number := float(word)):
         return number
-    if word[:1] in {"{", "["}:
+    if word[:1] in {"{", "["} and len(re.findall(r"[{\[]", word)) <= _MOST_BRACKETS:
         try:
-            found = json.loads(word)
-        except (ValueError, RecursionError):
+            found = decode_json(word, Any)  # knows no infinite numbers
+        except msgspec.MsgspecError:
             return word
         # A list of JSON is one word to vLLM, and a list of a recipe is several.
         plain = isinstance(found, list) and not any(isinstance(one, dict) for one in found)

@@ -171,3 +171,16 @@ def test_a_dry_run_names_what_a_strangers_recipe_runs_and_knows(tmp_path, capsys
     said = capsys.readouterr().out
     assert "\ncode " not in said
     assert "\nkeys " not in said
+
+
+@pytest.mark.parametrize("data", [b"vllm serve \xff", b"\x80" * 9])
+def test_bytes_that_are_no_text_are_refused(data: bytes, tmp_path: Path, monkeypatch, capsys) -> None:
+    file = tmp_path / "file"
+    file.write_bytes(data)
+    for source in ("-", str(file), "vllm serve \udcff"):
+        with file.open(encoding="utf-8") as stream:
+            monkeypatch.setattr(sys, "stdin", stream)
+            assert main(["recipe", "import", source, "--root", str(ROOT)]) == 10
+        told = capsys.readouterr().err
+        assert "cannot be read" in told
+        assert "give a file of UTF-8" in told
