@@ -22,7 +22,7 @@ from podman_kit import BASE, IMAGE, Podman, lacking
 from service_kit import served_wheel
 from world import wait_until
 
-from sparkwright.base.ports import free_port
+from sparkwright.base.machine import free_port
 
 ROOT = Path(__file__).parents[2]
 ROOTFS = Path(os.environ.get("SPARKWRIGHT_ROOTFS") or Path.home() / ".cache" / "sparkwright-rootfs")

@@ -10,8 +10,8 @@ import wheelkit
 from sparkwright.base.errors import ToolError
 from sparkwright.base.process import run as installer
 from sparkwright.base.process.run import run
-from sparkwright.rehearsal import environment
-from sparkwright.rehearsal.environment import Requirements, prepare_environment
+from sparkwright.rehearsal import tree
+from sparkwright.rehearsal.tree import Requirements, prepare_environment
 from sparkwright.store import Store
 
 BELOW = "beta==2.0\ntorch==9.9\n"
@@ -59,7 +59,7 @@ def installing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("installing")
 def test_a_whole_environment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "probes_requirements", lambda: "")
+    monkeypatch.setattr(tree, "probes_requirements", lambda: "")
     python = prepare_environment(store, Requirements(("alpha", "torch==9.9"), "9.9"))
     found = versions(python)
     assert {name: found[name] for name in ("alpha", "beta", "gamma", "torch")} == {
@@ -74,15 +74,15 @@ def below(installing: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     folder = tmp_path / "below"
     installer.make_venv(folder)
     installer.install_packages(folder / "bin" / "python", ["beta==2.0", "torch==9.9"])
-    monkeypatch.setattr(environment, "probes_requirements", lambda: BELOW)
-    monkeypatch.setattr(environment, "prepare_probes", lambda *_, **__: folder / "bin" / "python")
+    monkeypatch.setattr(tree, "probes_requirements", lambda: BELOW)
+    monkeypatch.setattr(tree, "prepare_probes", lambda *_, **__: folder / "bin" / "python")
     return folder
 
 
 @pytest.mark.usefixtures("below")
 def test_what_lies_below_is_not_installed_again(store: Store) -> None:
     python = prepare_environment(store, Requirements(("alpha", "gamma<2", "torch==9.9"), "9.9"))
-    own = {path.stem for path in environment.site_packages(python).glob("*.py")}
+    own = {path.stem for path in tree.site_packages(python).glob("*.py")}
     assert {"alpha", "gamma"} <= own
     assert not {"beta", "torch"} & own
     found = versions(python)

@@ -19,7 +19,7 @@ from service_kit import vllm_wheel
 
 from sparkwright.base.errors import IncompatibleOptionsError, ServerEndedError, ServerError, UnknownNameError
 from sparkwright.base.events import Event, subscribe
-from sparkwright.base.ports import free_port
+from sparkwright.base.machine import free_port
 from sparkwright.engine.environment import Sources, prepare
 from sparkwright.recipes.recipe import load_recipe
 from sparkwright.serve.service.change import Slots, canary_failure, roll_back, upgrade

@@ -15,7 +15,7 @@ import tiny_release
 from kit import UpstreamRepository
 from upstream_kit import GENERATED
 
-from sparkwright.wheel.stamp import version_tuple
+from sparkwright.wheel.names import version_tuple
 
 MACHINES = ("aarch64", "x86_64")
 VARIANT = "cu130"

@@ -22,7 +22,7 @@ from sparkwright.pipeline.options import BuildOptions
 from sparkwright.recipes.recipe import load_recipe
 from sparkwright.rehearsal.model import ServedTree
 from sparkwright.rehearsal.run import pin_of, python_changes
-from sparkwright.rehearsal.served_model import prepare_model, write_recipe
+from sparkwright.rehearsal.stock import prepare_model, write_recipe
 from sparkwright.rehearsal.tree import prepare
 
 ROOT = Path(__file__).parents[2]

@@ -16,8 +16,8 @@ from tiny_release import TinyRelease, make_tiny
 from world import World
 
 from sparkwright.lock.model import RehearsalPin
-from sparkwright.rehearsal.environment import environment_key, read_requirements
 from sparkwright.rehearsal.stock import machine
+from sparkwright.rehearsal.tree import environment_key, read_requirements
 from sparkwright.store import Store
 
 SERVE = '''\

@@ -19,7 +19,7 @@ from tiny_release import TinyRelease, make_tiny
 from wheelkit import plain_wheel
 from world import SOURCE_ROOT, wait_until
 
-from sparkwright.base.ports import free_port
+from sparkwright.base.machine import free_port
 
 SSHD = shutil.which("sshd") or shutil.which("/usr/sbin/sshd")
 TORCH = "2.11.0"

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from sparkwright.base.ports import free_port
+from sparkwright.base.machine import free_port
 
 _CONFIGURATION = """\
 daemon off;

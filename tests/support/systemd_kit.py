@@ -17,7 +17,7 @@ from nspawn_kit import SHARED, Container
 from service_kit import served_wheel
 from world import wait_until
 
-from sparkwright.base.ports import free_port
+from sparkwright.base.machine import free_port
 
 PROGRAM = Path(sys.prefix) / "bin" / "sparkwright"
 NAME, UNIT = "chat", "sparkwright-chat.service"

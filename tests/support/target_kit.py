@@ -20,7 +20,7 @@ import requests
 from kit import Recorder
 
 from sparkwright.base.errors import UploadError
-from sparkwright.base.ports import free_port
+from sparkwright.base.machine import free_port
 from sparkwright.publish.places import open_target
 from sparkwright.upstream.settings import IndexSettings
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparkwright.git.trees import blob_id
+from sparkwright.native.configure import Reader
 from sparkwright.native.model import WORK, Cost, Toolchain, Unit
 from sparkwright.native.units import UnitFiles, find_object, record_object
-from sparkwright.native.workspace import Reader
 from sparkwright.store import Store
 
 SOURCE = "source/csrc/ops.c"

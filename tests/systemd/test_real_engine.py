@@ -13,7 +13,7 @@ from real_kit import RealServer, make_server
 from systemd_kit import NAME, Service
 from world import wait_until
 
-from sparkwright.rehearsal.environment import site_packages
+from sparkwright.rehearsal.tree import site_packages
 
 PATIENCE_S = 900.0
 QUESTION = "What is the capital of France?"

@@ -31,7 +31,7 @@ from sparkwright.carries.model import PullRequest, load_carry
 from sparkwright.carries.patch import parse_patch
 from sparkwright.git.repository import Repository
 from sparkwright.git.trees import FileEntry
-from sparkwright.merge.refresh import CarryEditor
+from sparkwright.merge.prepare import CarryEditor
 from sparkwright.store import Store
 
 LOCK = make_release().lock

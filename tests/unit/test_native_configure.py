@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 from unit_kit import make_toolchain
 
-from sparkwright.native.configure import _abstract, configure_command
+from sparkwright.native.configure import Workspace, _abstract, configure_command
 from sparkwright.native.model import Toolchain
-from sparkwright.native.workspace import Workspace
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 
-from sparkwright.native.costs import UnitCosts
 from sparkwright.native.model import Cost, Target, Unit
+from sparkwright.native.schedule import UnitCosts
 from sparkwright.store import Store
 
 SPARK = Target("aarch64", "12.1a")

@@ -5,8 +5,8 @@ import pytest
 from http_index import Index
 from native_kit import HERE, OTHER, Machine, native_tables, offer_toolkit
 
-from sparkwright.native import doctor
-from sparkwright.native.doctor import native_checks, parse_meminfo
+from sparkwright.native import host as doctor
+from sparkwright.native.host import native_checks, parse_meminfo
 
 GIB = 1 << 30
 NATIVE = native_tables(offer_toolkit(Index()))

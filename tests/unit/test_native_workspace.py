@@ -13,9 +13,8 @@ from sparkwright.git.trees import FileEntry, patch_tree
 from sparkwright.lock.model import Artifact
 from sparkwright.lock.native import SourcePin
 from sparkwright.native import configure
-from sparkwright.native.configure import configuration_key, configure_command
+from sparkwright.native.configure import configuration_key, configure_command, native_tree, open_workspace
 from sparkwright.native.model import Inputs, SourceTree, Target, Toolchain
-from sparkwright.native.workspace import native_tree, open_workspace
 
 
 @pytest.fixture

@@ -8,8 +8,7 @@ from markdown_it import MarkdownIt
 
 from sparkwright.base.text import code_span
 from sparkwright.nightly.model import Judgement, NightCheck, Standing, standing_of
-from sparkwright.nightly.propose import HeldBack, Proposal, ProposedCommit
-from sparkwright.nightly.report import commit_address, render_markdown
+from sparkwright.nightly.propose import HeldBack, Proposal, ProposedCommit, commit_address, render_markdown
 
 UPSTREAM = "https://github.com/vllm-project/vllm.git"
 EVIL = night_kit.EVIL

@@ -12,14 +12,16 @@ from sparkwright.nightly.model import (
     Judgement,
     Mark,
     Night,
+    NightState,
     NightVerdict,
     Standing,
     TargetKind,
     TargetNight,
     UpstreamTarget,
+    holds,
+    red_since,
     standing_of,
 )
-from sparkwright.nightly.state import NightState, holds, red_since
 
 
 def night(number: int, version: str, judgement: Judgement, *, kind: TargetKind = "release") -> Night:

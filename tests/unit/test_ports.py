@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from sparkwright.base import ports
+from sparkwright.base import machine as ports
 
 
 def handed_out(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:

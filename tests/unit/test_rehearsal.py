@@ -19,10 +19,8 @@ from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.pipeline.job import Job, make_job
 from sparkwright.pipeline.options import BuildOptions
 from sparkwright.probe.environment import requirements as probes_requirements
-from sparkwright.rehearsal.environment import read_requirements
-from sparkwright.rehearsal.model import ServedTree, worst
-from sparkwright.rehearsal.report import statements
-from sparkwright.rehearsal.tree import prepare
+from sparkwright.rehearsal.model import ServedTree, statements, worst
+from sparkwright.rehearsal.tree import prepare, read_requirements
 
 
 class TestRequirements:

@@ -13,8 +13,7 @@ from tiny_release import make_tiny
 
 from sparkwright.base.errors import BisectionError
 from sparkwright.carries.model import Carry, load_carry
-from sparkwright.search.changes import SpecDifference, difference
-from sparkwright.search.history import UpstreamStep
+from sparkwright.search.changes import SpecDifference, UpstreamStep, difference
 from sparkwright.search.specs import ResolvedSpec, UpstreamPoint
 from sparkwright.search.subsets import Changes
 

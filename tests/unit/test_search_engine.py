@@ -15,8 +15,7 @@ from sparkwright.base.errors import (
     ConfigError,
     StorageError,
 )
-from sparkwright.search.engine import bisect, status
-from sparkwright.search.journal import FILE, read_journal
+from sparkwright.search.engine import FILE, bisect, read_journal, status
 from sparkwright.search.model import Evaluation
 
 ASKED = problem(4)

@@ -7,16 +7,16 @@ from hypothesis import strategies as st
 from packaging.version import Version
 
 from sparkwright.base.errors import WheelError
-from sparkwright.wheel.delta import classify
-from sparkwright.wheel.names import local_version, parse_name
-from sparkwright.wheel.source import RecordEntry, entry_of, format_record, machine_of, parse_record
-from sparkwright.wheel.stamp import (
+from sparkwright.wheel.names import (
     header,
+    local_version,
+    parse_name,
     stamp_metadata,
     stamp_version_file,
     stamp_wheel,
     stated_version,
 )
+from sparkwright.wheel.source import RecordEntry, classify, entry_of, format_record, machine_of, parse_record
 
 DIGEST = "1a2b3c4d" * 8
 

@@ -33,8 +33,7 @@ from sparkwright.git.repository import open_repository
 from sparkwright.merge.absorb import CarryChange
 from sparkwright.merge.engine import source_change
 from sparkwright.merge.landing import idle, unshippable
-from sparkwright.merge.prepare import prepare, pull_change
-from sparkwright.merge.refresh import CarryEditor, require_editable
+from sparkwright.merge.prepare import CarryEditor, prepare, pull_change, require_editable
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.options import TargetOptions
 from sparkwright.store import remove_tree, write_atomically

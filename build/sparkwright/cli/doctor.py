@@ -21,7 +21,7 @@ from sparkwright.cli.result import Result, Table
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.engine.environment import OfferedWheel, plan_environment, sources_here
 from sparkwright.git.repository import require_git
-from sparkwright.native.doctor import MachineCheck, check_gpu, native_checks
+from sparkwright.native.host import MachineCheck, check_gpu, native_checks
 from sparkwright.recipes.recipe import Recipe, served_recipe
 from sparkwright.serve.preflight.facts import PreflightRequest
 from sparkwright.serve.preflight.finding import refusal

@@ -16,8 +16,7 @@ from sparkwright.cli.session import WORK, Session, run_in_clone
 from sparkwright.engine.outcomes import Verifier
 from sparkwright.nightly.deliver import Delivered, deliver, last_night
 from sparkwright.nightly.follow import NightOptions, follow
-from sparkwright.nightly.model import Judgement, Night
-from sparkwright.nightly.state import NightState
+from sparkwright.nightly.model import Judgement, Night, NightState
 from sparkwright.pipeline.options import TargetOptions
 from sparkwright.store import hold
 from sparkwright.verify.runner import VERIFIER

@@ -31,18 +31,20 @@ from sparkwright.lock.model import Lock
 from sparkwright.lock.native import ExtensionSpec, NativePin, SourcePin
 from sparkwright.native.compile import CompileJob, Finished, run_jobs
 from sparkwright.native.configure import (
+    Reader,
+    Workspace,
     asked_of_cmake,
     configuration_key,
     configure,
     find_configuration,
+    native_tree,
+    open_workspace,
     with_generated,
 )
-from sparkwright.native.costs import UnitCosts
 from sparkwright.native.model import Configuration, Cost, Extension, Inputs, Link, Unit
-from sparkwright.native.schedule import Waiting, plan_jobs
+from sparkwright.native.schedule import UnitCosts, Waiting, plan_jobs
 from sparkwright.native.toolchain import configure_environment
 from sparkwright.native.units import UnitFiles, find_object, missing_units, record_object
-from sparkwright.native.workspace import Reader, Workspace, native_tree, open_workspace
 from sparkwright.store import Store
 
 _LOOK_UPS = 8

@@ -36,8 +36,8 @@ from sparkwright.base.digests import digest_of, sha256_bytes, sha256_file
 from sparkwright.base.events import emit, warn
 from sparkwright.git.repository import Repository
 from sparkwright.git.trees import blob_id
+from sparkwright.native.configure import Reader
 from sparkwright.native.model import WORK, Cost, Unit
-from sparkwright.native.workspace import Reader
 from sparkwright.store import Store
 
 # Part of the key: raised when the meaning of the records below changes.

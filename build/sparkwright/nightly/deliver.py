@@ -13,10 +13,8 @@ from sparkwright.base.errors import ConfigError, NotInStoreError
 from sparkwright.git.clone import open_clone
 from sparkwright.lock.model import Lock, read_lock
 from sparkwright.nightly.merging import Merging
-from sparkwright.nightly.model import Night, NightVerdict, TargetNight
-from sparkwright.nightly.propose import BASE_TRAILER, BRANCHES, Proposal, Proposer
-from sparkwright.nightly.report import render_markdown
-from sparkwright.nightly.state import NightState
+from sparkwright.nightly.model import Night, NightState, NightVerdict, TargetNight
+from sparkwright.nightly.propose import BASE_TRAILER, BRANCHES, Proposal, Proposer, render_markdown
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.proofs import find_proof
 from sparkwright.probe.proof import Proof

@@ -13,11 +13,10 @@ from sparkwright.base.errors import FetchError, NotInStoreError, RefError, Spark
 from sparkwright.git.remotes import fetch, list_remote
 from sparkwright.git.repository import Repository
 from sparkwright.lock.statements import VERSION_FILE, stated_commit
-from sparkwright.nightly.culprit import fork
-from sparkwright.nightly.model import PullChange, UpstreamTarget
-from sparkwright.nightly.state import Heads
+from sparkwright.nightly.merging import fork
+from sparkwright.nightly.model import Heads, PullChange, UpstreamTarget
 from sparkwright.pipeline.job import Job
-from sparkwright.search.history import UpstreamStep
+from sparkwright.search.changes import UpstreamStep
 from sparkwright.search.specs import UpstreamPoint
 from sparkwright.upstream.commit_index import find_wheel
 from sparkwright.upstream.commits import known_wheel, nightly_commit

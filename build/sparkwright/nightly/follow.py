@@ -30,18 +30,21 @@ from sparkwright.nightly.model import (
     NIGHT_FORMAT,
     NOT_ASKED,
     CarryNight,
+    Heads,
     Judgement,
     Mark,
     Night,
     NightCheck,
+    NightState,
     NightVerdict,
     PullChange,
     Standing,
     TargetNight,
     UpstreamTarget,
+    holds,
+    red_since,
     standing_of,
 )
-from sparkwright.nightly.state import Heads, NightState, holds, red_since
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.proofs import find_proof
 from sparkwright.probe.pool import ProbePool

@@ -264,7 +264,7 @@ def _costs(job: Job, state: BuildState, old: Mapping[str, tuple[float, int]]) ->
     A unit that another machine compiled keeps the lock's.
     """
     from sparkwright.native.build import configured
-    from sparkwright.native.costs import UnitCosts
+    from sparkwright.native.schedule import UnitCosts
 
     if not state.extensions:
         return dict(old)

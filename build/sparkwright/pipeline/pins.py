@@ -24,7 +24,7 @@ from sparkwright.upstream.commits import first_download, gather_commit, has_whee
 from sparkwright.upstream.evidence import propose_lock
 from sparkwright.upstream.releases import Access
 from sparkwright.upstream.source import open_source
-from sparkwright.wheel.delta import classify
+from sparkwright.wheel.source import classify
 
 _KIND = "pin"
 # Part of the key: raised when a pin of the same target has other values.

@@ -13,9 +13,9 @@ from sparkwright.native.model import Extension, Toolchain
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.proofs import wants_proof
 from sparkwright.pipeline.state import BuildState, require
+from sparkwright.wheel.audit import ALLOWED
 from sparkwright.wheel.binaries import Expectation, NativeExpectation
 from sparkwright.wheel.kernels import KERNELS
-from sparkwright.wheel.provenance import ALLOWED
 from sparkwright.wheel.recorded import CARRIES, POINT
 
 RECORD_FORMAT = 1

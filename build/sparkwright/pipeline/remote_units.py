@@ -19,6 +19,7 @@ from sparkwright.git.trees import pack_tree, unpack_tree
 from sparkwright.lock.model import Lock
 from sparkwright.native.build import Configured, compile_job, depfile_of, log_name
 from sparkwright.native.compile import Finished, run_jobs
+from sparkwright.native.configure import Reader, Workspace, open_workspace
 from sparkwright.native.host import isolated
 from sparkwright.native.model import Cost, Inputs, Target, Toolchain, Unit
 from sparkwright.native.schedule import JobLimits
@@ -31,7 +32,6 @@ from sparkwright.native.units import (
     unit_key,
     unit_record,
 )
-from sparkwright.native.workspace import Reader, Workspace, open_workspace
 from sparkwright.store import Store
 from sparkwright.upstream.releases import Access
 

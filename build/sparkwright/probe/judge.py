@@ -30,8 +30,16 @@ from sparkwright.probe.proof import (
     proof_key,
     read_proofs,
 )
-from sparkwright.probe.runner import ProbeReport, harness_sources, run_probe
-from sparkwright.probe.setup import PACKAGE, ProbeResource, ProbeSetup, Trees, facilities_of
+from sparkwright.probe.runner import (
+    PACKAGE,
+    ProbeReport,
+    ProbeResource,
+    ProbeSetup,
+    Trees,
+    facilities_of,
+    harness_sources,
+    run_probe,
+)
 from sparkwright.store import Store
 
 _KIND = "proof"

@@ -35,8 +35,7 @@ from sparkwright.publish.series import series_of
 from sparkwright.store import hold, storing, write_atomically
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.checks import is_ours
-from sparkwright.wheel.names import WheelName, parse_name
-from sparkwright.wheel.stamp import header
+from sparkwright.wheel.names import WheelName, header, parse_name
 
 PAGE = "index.html"
 BEGINNING = b"""<!DOCTYPE html>

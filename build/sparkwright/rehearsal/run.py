@@ -27,16 +27,17 @@ from sparkwright.publish import dist_folder
 from sparkwright.rehearsal.model import (
     DEFAULT,
     PACKAGE,
+    PAGE,
     PARITY,
     SPECULATION,
     RehearsalOptions,
     RehearsalResult,
     ServedTree,
+    statements,
     worst,
+    write_report,
 )
-from sparkwright.rehearsal.report import PAGE, statements, write_report
-from sparkwright.rehearsal.served_model import prepare_model, write_recipe
-from sparkwright.rehearsal.stock import nearest_release, pin_of, require_wheel
+from sparkwright.rehearsal.stock import nearest_release, pin_of, prepare_model, require_wheel, write_recipe
 from sparkwright.rehearsal.tree import prepare
 
 _SUPPORT = "cpu-speculation"

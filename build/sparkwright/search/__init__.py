@@ -1,6 +1,5 @@
 """Bisection: name the change between a good and a bad build spec that makes the difference.
 
-Read `model` first. `strategy` is the search itself, without any effect: it stands on `calibrate` (both ends),
-`posterior` (one change in an order) and `subsets` (requirements and ddmin). `engine` runs it with a judge and
-a `journal`; `report` renders the result.
+Read `model` first. `strategy` is the search itself, without any effect: it stands on `posterior` (one change
+in an order) and `subsets` (requirements and ddmin). `engine` runs it with a judge, and keeps the journal.
 """

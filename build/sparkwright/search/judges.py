@@ -25,9 +25,8 @@ from sparkwright.probe.environment import prepare_environment
 from sparkwright.probe.proof import named_modules
 from sparkwright.probe.runner import run_probe
 from sparkwright.search.candidates import Realiser
-from sparkwright.search.metric import MetricJudge, parse_figure
+from sparkwright.search.metric import FigureSampler, MetricJudge, Rehearsing, Serving, parse_figure
 from sparkwright.search.model import CandidateJudge, Evaluation, StepVerdict
-from sparkwright.search.served import FigureSampler, Rehearsing, Serving
 from sparkwright.store import storing, write_atomically
 
 KINDS = "probe FILE, merge [CARRY …], verify CHECK, metric FIGURE@N --worse-by SHARE, run COMMAND …"

@@ -15,12 +15,10 @@ from sparkwright.engine.outcomes import Verifier
 from sparkwright.pipeline.checkout import Checkout, open_checkout
 from sparkwright.pipeline.options import BuildOptions, choose_arch
 from sparkwright.search.candidates import Realiser
-from sparkwright.search.changes import difference, weigh
-from sparkwright.search.history import UpstreamStep, upstream_steps
+from sparkwright.search.changes import UpstreamStep, difference, upstream_steps, weigh
 from sparkwright.search.judges import MergeJudge, ProbeJudge, make_judge
-from sparkwright.search.metric import MetricJudge
+from sparkwright.search.metric import MetricJudge, Serving
 from sparkwright.search.model import Axis, CandidateJudge, SearchProblem
-from sparkwright.search.served import Serving
 from sparkwright.search.specs import ResolvedSpec, Resolver
 from sparkwright.upstream.releases import Access
 from sparkwright.upstream.source import open_source

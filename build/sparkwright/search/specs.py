@@ -205,9 +205,8 @@ class Resolver:
 
     def _wheel(self, text: str) -> ResolvedSpec:
         from sparkwright.wheel.archive import open_archive
-        from sparkwright.wheel.names import parse_name
+        from sparkwright.wheel.names import header, parse_name
         from sparkwright.wheel.recorded import POINT, RECORD_FOLDER
-        from sparkwright.wheel.stamp import header
 
         path = Path(text).absolute()
         if not path.is_file():

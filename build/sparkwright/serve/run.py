@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from sparkwright.base.card import card_capability
 from sparkwright.base.errors import EndpointError, ServerEndedError
 from sparkwright.base.events import emit, task, warn
-from sparkwright.base.ports import free_port
+from sparkwright.base.machine import free_port
 from sparkwright.engine.client.endpoint import open_session
 from sparkwright.engine.environment import Environment
 from sparkwright.engine.flashinfer import jobs_variable

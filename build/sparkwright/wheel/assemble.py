@@ -21,20 +21,29 @@ from sparkwright.base.errors import DigestError, NativeInputsError, WheelError
 from sparkwright.base.events import emit
 from sparkwright.lock.model import Lock
 from sparkwright.store import atomic_file, storing
-from sparkwright.wheel.delta import WheelDelta, compiled_from, delta, of_kind
-from sparkwright.wheel.names import WheelName, parse_name
+from sparkwright.wheel.names import (
+    VERSION_FILE,
+    WheelName,
+    parse_name,
+    stamp_metadata,
+    stamp_version_file,
+    stamp_wheel,
+)
 from sparkwright.wheel.recorded import PROVIDERS, RECORD_FOLDER, RecordedBinary, WheelRecord
 from sparkwright.wheel.rewrite import Kept, Packed, Stored, holds, layout, write_parts
 from sparkwright.wheel.sbom import SBOM, sbom
 from sparkwright.wheel.source import (
     RecordEntry,
     StockWheel,
+    WheelDelta,
+    compiled_from,
+    delta,
     entry_from_digest,
     entry_of,
     format_record,
+    of_kind,
     open_source,
 )
-from sparkwright.wheel.stamp import VERSION_FILE, stamp_metadata, stamp_version_file, stamp_wheel
 
 UPSTREAM = "upstream-wheel"
 

@@ -16,14 +16,10 @@ from sparkwright.git.trees import blob_id
 from sparkwright.wheel.archive import Archive
 from sparkwright.wheel.assemble import UPSTREAM, native_faults
 from sparkwright.wheel.binaries import Expectation, InspectedBinaries
-from sparkwright.wheel.delta import delta, of_kind
 from sparkwright.wheel.kernels import KERNELS, KernelsRecord, read_json, read_kernels_record
-from sparkwright.wheel.names import WheelName
-from sparkwright.wheel.recorded import CARRIES, POINT, PROVIDERS, RECORD_FOLDER
-from sparkwright.wheel.sbom import COMPILED, SBOM
-from sparkwright.wheel.source import StockWheel, machine_of, parse_record
-from sparkwright.wheel.stamp import (
+from sparkwright.wheel.names import (
     VERSION_FILE,
+    WheelName,
     header,
     stamp_metadata,
     stamp_version_file,
@@ -31,6 +27,9 @@ from sparkwright.wheel.stamp import (
     stated_version,
     version_tuple,
 )
+from sparkwright.wheel.recorded import CARRIES, POINT, PROVIDERS, RECORD_FOLDER
+from sparkwright.wheel.sbom import COMPILED, SBOM
+from sparkwright.wheel.source import StockWheel, delta, machine_of, of_kind, parse_record
 from sparkwright.wheel.survey import Facts
 
 RECORD_FILES = frozenset({POINT, CARRIES, PROVIDERS, KERNELS})

@@ -22,9 +22,8 @@ from sparkwright.lock.native import DroppedBinary
 from sparkwright.native.device_code import Tally
 from sparkwright.native.model import Extension, Target
 from sparkwright.wheel.archive import Archive, open_archive
-from sparkwright.wheel.delta import of_kind
 from sparkwright.wheel.names import parse_name
-from sparkwright.wheel.source import StockWheel
+from sparkwright.wheel.source import StockWheel, of_kind
 
 KERNELS = "kernels.json"
 KERNELS_FORMAT = 1

@@ -12,8 +12,7 @@ from kit import UpstreamRepository
 from tiny_release import ALIGNED, CLAMP, CLAMPED, TinyRelease, make_tiny
 from world import ALIGN_PROBE, CLAMP_PROBE, World, finish
 
-from sparkwright.nightly.model import Judgement, Night
-from sparkwright.nightly.state import NightState
+from sparkwright.nightly.model import Judgement, Night, NightState
 
 NEEDS_PERSON, NOTHING_NEW = 95, 94
 CLAMP_PATH, ALIGN_PATH = "vllm/clamp.py", "vllm/align.py"

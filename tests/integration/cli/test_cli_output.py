@@ -12,7 +12,7 @@ from tiny_release import CLAMP
 from world import CLAMP_PROBE, World, clean_environment, files_below
 
 from sparkwright.base.errors import SparkwrightError
-from sparkwright.base.ports import free_port
+from sparkwright.base.machine import free_port
 from sparkwright.base.text import human_seconds, human_size
 from sparkwright.cli import main as entry
 from sparkwright.cli.main import COMMANDS, main

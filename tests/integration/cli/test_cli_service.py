@@ -19,7 +19,7 @@ from channel_kit import POLICY, ChannelWorld, now
 from command import call
 from service_kit import vllm_wheel
 
-from sparkwright.base.ports import free_port
+from sparkwright.base.machine import free_port
 from sparkwright.cli import service
 from sparkwright.serve.service import change
 from sparkwright.serve.service.change import canary_failure

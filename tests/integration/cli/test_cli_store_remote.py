@@ -11,7 +11,7 @@ from kit import small_disk
 from store_servers import HostileStore, Misbehaviour, hostile_store, nginx_store
 from world import World, finish, wait_until
 
-from sparkwright.base.ports import free_port
+from sparkwright.base.machine import free_port
 
 PASSWORD = "planted-pass-word"  # noqa: S105
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from sparkwright.base.card import card_capability, card_memory_gib
-from sparkwright.base.ports import free_port
+from sparkwright.base.machine import free_port
 from sparkwright.engine.cell import Deadlines
 from sparkwright.engine.flashinfer import jobs_variable
 from sparkwright.engine.installed import read_installed

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sparkwright.base.card import card_fields
 from sparkwright.base.text import human_size
-from sparkwright.native.doctor import parse_meminfo
+from sparkwright.native.host import parse_meminfo
 from sparkwright.recipes.recipe import Recipe
 from sparkwright.serve.preflight.finding import Finding, finding
 
