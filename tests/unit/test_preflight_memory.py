@@ -81,6 +81,8 @@ ONE = {"max-num-seqs": 1}
         (20, {"gpu-memory-utilization": 0.88}, {"available": 121}, 0, {}),
         (20, {"gpu-memory-utilization": 0.9}, {"available": 121}, 0, {"host-reserve": "refuse"}),
         (20, {"gpu-memory-utilization": 0.98}, {"available": 121}, 0, {"host-reserve": "refuse"}),
+        (20, {"gpu-memory-utilization": 95}, {"available": 121}, 0, {"host-reserve": "refuse"}),
+        (20, {"gpu-memory-utilization": 1e308}, {"available": 121}, 0, {"host-reserve": "refuse"}),
         (20, {}, {"available": 121}, 30, {"host-reserve": "refuse"}),
         (20, {"gpu-memory-utilization": 0.6}, {"available": 121}, 30, {}),
         (20, {}, {"available": 80}, 0, {"available": "refuse"}),

@@ -84,6 +84,21 @@ def test_use_cannot_take_reserved_flags(write):
     assert "port" in raised.value.because
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        "[flags]\nx = inf",
+        "[flags]\nx = [{ a = nan }]",
+        "[flags]\nx = 2026-01-01",
+        "[speculative]\nx = inf",
+        "[uses.many.flags]\nx = inf",
+    ],
+)
+def test_values_that_no_command_line_holds_are_refused(write, values):
+    with pytest.raises(ConfigError, match="is a date, or is not finite"):
+        load_recipe(write('format = 1\nname = "n"\ntitle = "t"\nmodel = "m"\n' + values))
+
+
 def test_other_names_of_uses_are_refused(write):
     with pytest.raises(ConfigError, match="does not match"):
         load_recipe(write(OLD + '[uses.weekend]\ntitle = "t"\n'))

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import field
 
 from sparkwright.base.config import Model, load_toml
+from sparkwright.base.digests import to_json
 from sparkwright.base.errors import ConfigError, unknown_name
 from sparkwright.recipes.evidence import Evidence, Grade, best_grade
 from sparkwright.recipes.shared import reasons, shared_note, use_title
@@ -251,6 +252,14 @@ def _checked(path: Path, flags: dict[str, Any], speculative: dict[str, Any]) -> 
             because="speculative.model is the recipe's own key `drafter`",
             next_step="move it there",
         )
+    try:
+        to_json([flags, speculative])
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{path} does not follow its format",
+            because="the value of a flag is a date, or is not finite",
+            next_step="write it in quotes",
+        ) from error
     return spelled
 
 

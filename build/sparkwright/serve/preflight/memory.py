@@ -25,6 +25,7 @@ from sparkwright.serve.preflight.kv_plan import (
 from sparkwright.serve.preflight.machine import GIB, RESERVE_SHARE, Memory, in_gib
 from sparkwright.serve.preflight.shape import LoadedWeights, ModelShape, loaded_weights, model_shape
 
+_MOST_UTILIZATION = 1000  # beyond which it is not even a percentage
 _UTILIZATION = 0.92  # vLLM's own --gpu-memory-utilization (config/cache.py, 0.24.0 and 0.33.0)
 _LOGITS = 12  # bytes of a logit while it is sampled: 32 bits, and two copies
 _MUCH_CACHE = 16 * GIB
@@ -134,7 +135,9 @@ def make_budget(facts: StartFacts) -> Budget:
         length=_length(recipe, shape),
         longest=shape.longest if shape and not stretched else 0,
         requests=flag_number(recipe, "max-num-seqs", REQUESTS),
-        utilization=float(utilization) if isinstance(utilization, (int, float)) else _UTILIZATION,
+        utilization=float(utilization)
+        if isinstance(utilization, (int, float)) and abs(utilization) <= _MOST_UTILIZATION
+        else _UTILIZATION,
         fixed_pool=_fixed_pool(facts),
         estimates=_estimates(facts, shape, memory.kind),
     )
