@@ -135,8 +135,8 @@ def make_budget(facts: StartFacts) -> Budget:
         length=_length(recipe, shape),
         longest=shape.longest if shape and not stretched else 0,
         requests=flag_number(recipe, "max-num-seqs", REQUESTS),
-        utilization=float(utilization)
-        if isinstance(utilization, (int, float)) and abs(utilization) <= _MOST_UTILIZATION
+        utilization=float(min(utilization, _MOST_UTILIZATION))
+        if isinstance(utilization, (int, float))
         else _UTILIZATION,
         fixed_pool=_fixed_pool(facts),
         estimates=_estimates(facts, shape, memory.kind),
