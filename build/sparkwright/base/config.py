@@ -48,11 +48,7 @@ def load_toml(path: Path, model: type[T], *, newest_format: int) -> T:
 def parse_toml(data: bytes, model: type[T], *, newest_format: int, name: str) -> T:
     """Read TOML text into a *model*.
 
-    Args:
-        data: the text, UTF-8.
-        model: the class to make.
-        newest_format: the newest supported ``format`` number.
-        name: name of the text in errors.
+    *name* is the text's in errors.
 
     Raises:
         NewerFormatError: its ``format`` is newer than that.

@@ -40,10 +40,7 @@ def sha256_stream(stream: BinaryIO) -> str:
 def copy_hashed(source: BinaryIO, target: BinaryIO, *, most: int | None = None) -> str:
     """Copy the rest of *source* to *target*; return the SHA-256 of exactly the bytes written.
 
-    Args:
-        source: stream to read.
-        target: stream to write.
-        most: bytes after which to stop, with as much as one chunk more written; all by default.
+    It stops after *most* bytes, with as much as one chunk more written.
     """
     digest = hashlib.sha256()
     done = 0

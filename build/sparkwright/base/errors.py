@@ -59,8 +59,7 @@ def unknown_name(kind: str, name: str, known: Sequence[str], next_step: str = ""
     if close:
         next_step = f"did you mean {' or '.join(map(repr, close))}?"
     return UnknownNameError(
-        f"there is no {kind} {name!r}",
-        next_step=next_step or f"known: {', '.join(known) or 'none'}",
+        f"there is no {kind} {name!r}", next_step=next_step or f"known: {', '.join(known) or 'none'}"
     )
 
 

@@ -59,9 +59,8 @@ class MachineSnapshot:
 def look(root: Path = _ROOT, *, affinity: int | None = None) -> MachineSnapshot:
     """Return a snapshot of the machine.
 
-    Args:
-        root: the folder with ``proc`` and ``sys``.
-        affinity: number of cores that the scheduler allows; by default the kernel's figure.
+    *root* is the folder with ``proc`` and ``sys``; *affinity* are the cores that the scheduler allows, by
+    default the kernel's figure.
     """
     groups = _groups(root)
     allowed = len(os.sched_getaffinity(0)) if affinity is None else affinity

@@ -41,10 +41,7 @@ class SshHost:
     ) -> tuple[str, ...]:
         """Return the command that runs the shell *script* there with *arguments*, which are no part of it.
 
-        Args:
-            script: text of a POSIX shell script.
-            arguments: its ``$1``, ``$2``…
-            forwards: options of ssh that forward ports; by default none, whatever the configuration says.
+        *forwards* are ssh's options that forward ports; none by default, whatever the configuration says.
         """
         command = shlex.join(("exec", "sh", "-c", script, "sparkwright", *arguments))
         port = ("-p", str(self.port)) if self.port else ()

@@ -143,11 +143,6 @@ def _create(
 def add_revision(carry: Carry, lock: Lock, patch: bytes) -> Carry:
     """Record *patch* as the carry's revision against the pin, replacing one for the same release.
 
-    Args:
-        carry: the carry, one of our own.
-        lock: the pin.
-        patch: its change there.
-
     Raises:
         PatchError: the patch is not one that we take; nothing is written then.
     """
@@ -268,11 +263,7 @@ def resolve_pull(store: Store, address: str, number: int, *, branch: str = "") -
 
     History alone is fetched, into a scratch repository, so that the store keeps no half objects.
 
-    Args:
-        store: gives the scratch repository.
-        address: the git address.
-        number: the pull request's number there.
-        branch: what it is against: a branch, a tag or a commit; the default branch if empty.
+    *branch* is a branch, a tag or a commit; the default branch if empty.
 
     Raises:
         FetchError: the remote does not answer, or has no such pull request or branch.
@@ -302,8 +293,7 @@ def resolve_pull(store: Store, address: str, number: int, *, branch: str = "") -
         done = history.command("merge-base", main, head, accept=(0, 1))
         if done.status:
             raise FetchError(
-                f"pull request {number} cannot be pinned",
-                because=f"it shares no history with {shown}",
+                f"pull request {number} cannot be pinned", because=f"it shares no history with {shown}"
             )
         base = done.text
         # NUL is the one byte that no message can hold.

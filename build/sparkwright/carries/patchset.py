@@ -208,11 +208,7 @@ def load_patchset(folder: Path, name: str) -> Patchset:
 def make_build_spec(root: Path, lock: Lock, patchset: str, *, arch: str | None = None) -> BuildSpec:
     """Return the build spec of *lock* and the patchset in the file *patchset*, from the checkout at *root*.
 
-    Args:
-        root: the checkout.
-        lock: the pin.
-        patchset: name of its file.
-        arch: what kernels are compiled for; `None` where upstream's are taken.
+    *arch* is `None` where upstream's kernels are taken.
 
     Raises:
         UnknownNameError: the patchset, one of its carries or a carry's source does not exist.
@@ -333,9 +329,7 @@ def _refuse_cycles(carries: Sequence[Carry], known: dict[str, Carry]) -> None:
 def closure(wanted: Collection[str], carries: Sequence[Carry]) -> tuple[Carry, ...]:
     """Return those of *carries* that are called one of *wanted*, with all that they require, in order.
 
-    Args:
-        wanted: names.
-        carries: in a valid order: each after what it requires.
+    *carries* are in a valid order, each after what it requires.
     """
     names = set(wanted)
     for carry in reversed(carries):

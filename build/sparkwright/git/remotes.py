@@ -157,9 +157,7 @@ def list_remote(
         done = repository.command("ls-remote", *_sender(where), "--", where, *names, timeout=timeout)
     except ProcessError as error:
         raise FetchError(
-            f"{address} could not be asked",
-            because=error.because,
-            next_step=_next_step(error.because),
+            f"{address} could not be asked", because=error.because, next_step=_next_step(error.because)
         ) from error
     found: dict[str, RemoteRef] = {}
     for line in filter(None, done.text.split("\n")):

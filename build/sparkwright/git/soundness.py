@@ -83,12 +83,7 @@ def inode(repository: Repository) -> int:
 def mended(store: Store, repository: Repository, run: ActiveRun, opened: int, error: Exception) -> bool:
     """Tell if *error* came from damage in the store that is removed now, so that a second try can succeed.
 
-    Args:
-        store: the store.
-        repository: its repository, as *run* opened it.
-        run: the run that failed.
-        opened: the repository's `inode` then.
-        error: its failure.
+    *opened* is the `inode` of *repository* as the failed *run* opened it.
     """
     if isinstance(error, LostFileError):  # removed by the code that found it
         why = error.because

@@ -93,11 +93,7 @@ _SYMLINK = "120000 "
 def check_out(repository: Repository, tree: str, folder: Path, *, under: str = "") -> None:
     """Write the files of *tree* into the empty *folder*.
 
-    Args:
-        repository: where the tree is.
-        tree: its id.
-        folder: where to; it is made when missing.
-        under: only this folder of the tree, kept at its place; all by default.
+    With *under*, only that folder of the tree is written, at its place.
 
     Raises:
         ArchiveError: a symbolic link in the tree leads out of it.
@@ -152,8 +148,7 @@ _MOST_HOPS = 40  # as many as Linux follows (path_resolution(7)); what needs mor
 def outward_link(links: Mapping[str, str]) -> str | None:
     """Return the path of a link that leads out of its tree, or `None`.
 
-    Args:
-        links: the target of each symbolic link of the tree, by its path there.
+    *links* are the targets of all symbolic links of the tree, by path.
     """
     return next((path for path in links if _leads_out(path, links)), None)
 
@@ -213,11 +208,7 @@ class MergeResult:
 def merge_trees(repository: Repository, *, base: str, ours: str, theirs: str) -> MergeResult:
     """Merge the change from *base* to *theirs* into *ours*.
 
-    Args:
-        repository: the store.
-        base: a commit, the common ancestor.
-        ours: a tree.
-        theirs: a tree.
+    *base* is a commit, the common ancestor; the others are trees.
 
     Raises:
         ProcessError: git could not merge at all.

@@ -100,11 +100,7 @@ def _prepare(repository: Repository, request: MergeRequest) -> dict[str, Prepara
         and carry.superseded_in(request.version) is None
     ]
     ready = prepare(
-        repository,
-        wanted,
-        version=request.version,
-        find_base=request.find_base,
-        offline=request.offline,
+        repository, wanted, version=request.version, find_base=request.find_base, offline=request.offline
     )
     return {preparation.carry.name: preparation for preparation in ready}
 
@@ -175,23 +171,13 @@ def _history(
 
 
 def apply_to_source(
-    repository: Repository,
-    tree: str,
-    carries: Sequence[Carry],
-    *,
-    version: str,
-    store: Store | None = None,
+    repository: Repository, tree: str, carries: Sequence[Carry], *, version: str, store: Store | None = None
 ) -> tuple[str, tuple[Outcome, ...]]:
     """Merge *carries* of one dependency's source into its *tree*, in order.
 
     What they require of others, and whether they are superseded, is for `merge_patchset` to say.
 
-    Args:
-        repository: the store's repository; it holds the tree.
-        tree: id of the source's tree.
-        carries: carries with that source.
-        version: the upstream version whose lock pins it.
-        store: remembers findings on clean merges.
+    *version* is the upstream version whose lock pins the source; *store* remembers findings on clean merges.
 
     Returns:
         The id of the tree with all carries in it that merge, and each one's outcome.

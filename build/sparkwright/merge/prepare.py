@@ -48,21 +48,12 @@ class Preparation:
 
 
 def prepare(
-    repository: Repository,
-    carries: Sequence[Carry],
-    *,
-    version: str,
-    find_base: BaseFinder,
-    offline: bool,
+    repository: Repository, carries: Sequence[Carry], *, version: str, find_base: BaseFinder, offline: bool
 ) -> list[Preparation]:
     """Prepare every carry; what is wrong with one never hides the others.
 
-    Args:
-        repository: the store's repository.
-        carries: what to prepare.
-        version: the upstream version that they will be merged onto.
-        find_base: gives the pristine tree of a revision's own release.
-        offline: use pull requests as the store has them.
+    *find_base* gives the pristine tree of a revision's own release; *offline* takes pull requests as the
+    store has them.
     """
     ready: list[Preparation] = []
     for carry in carries:

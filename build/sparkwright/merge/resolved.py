@@ -82,12 +82,8 @@ def misfits(
 ) -> Iterator[Hazard]:
     """Give a hazard for each new call of *caller* that fits its callee there, and not in *merged*.
 
-    Args:
-        base: what both sides come from.
-        caller: the side that has new calls.
-        merged: the merged tree.
-        paths: files of *caller* that are looked at.
-        changed: files that the other side changed; without any, every call still fits.
+    *base* is what both sides come from; *changed* are files that the other side changed: without any, every
+    call still fits.
     """
     for path in paths if changed else ():
         after, before = _file(caller, path), _file(base, path)

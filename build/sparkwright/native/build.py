@@ -176,11 +176,7 @@ def build_extension(
 ) -> Extension:
     """Return the extension called *name*, from the store or compiled and linked.
 
-    Args:
-        builder: the settings.
-        inputs: what is compiled, and with what.
-        name: the extension's.
-        objects: SHA-256 of objects that `compile_units` returned before, by output path.
+    *objects* are SHA-256 that `compile_units` returned before, by output path.
 
     Raises:
         NativeBuildError: CMake or the linker fails.
@@ -398,14 +394,8 @@ def extension_key(
 ) -> str:
     """Return the native key: two machines with the same key make interchangeable binaries.
 
-    Args:
-        inputs: the dependencies' sources, the toolchain and the target.
-        name: CMake's name for the extension.
-        spec: names the sources that it is compiled from.
-        native_blobs: blob ids of the merged tree's files by path; files that CMake does not read do
-            not count.
-        rules: everything else that decides the command lines: the rules' numbers, flags, options.
-        pins: the lock's pins of the sources, with their mounts.
+    *rules* are all else that decides command lines: the rules' numbers, flags, options. Of *native_blobs*,
+    ids by path, those count that CMake reads.
     """
     return Extension.key_of(
         name=name,

@@ -49,12 +49,7 @@ def propose_native(
     Binaries and costs stay those of the release that they were measured on, until something is compiled.
     A candidate is attested by the wheel of its own release, and goes with that.
 
-    Args:
-        access: where packages and sources come from.
-        lock: the new pin, whose own tables are not looked at.
-        old: the present tables.
-        texts: the CMake files of the release by path.
-        copies: the user's clones, by source.
+    *texts* are the release's CMake files by path, *copies* the user's clones by source.
 
     Raises:
         FetchError, NotInStoreError: a package could not be had.

@@ -46,11 +46,7 @@ class PackageShelf:
     def newest(self, old: Package, machine: str, allowed: Allowed, wanted: str) -> Package:
         """Return the newest *allowed* version of the project of *old*, with the folders that it had.
 
-        Args:
-            old: the present package; its tags choose among the files of a version.
-            machine: the machine that it is for.
-            allowed: tells if a version serves.
-            wanted: the same in words, for an error.
+        The tags of *old* choose among the files of a version; *wanted* says in an error what *allowed* tells.
 
         Raises:
             FetchError: there is none for *machine*.

@@ -272,7 +272,7 @@ class _Build:
         if found.cause == "memory" and not work.alone:
             warn(
                 f"{work.job.name} ran out of memory: {found.detail}; "
-                "it will be tried once more with nothing beside it",
+                "it will be tried once more with nothing beside it"
             )
             self.retried.append(work.job.name)
             work.alone = True

@@ -45,11 +45,6 @@ def native_tree(repository: Repository, inputs: Inputs, pins: Mapping[str, Sourc
     """Return the git id of the compiled tree: ``source/`` and one folder for each dependency in ``deps/``.
 
     It names every byte of the sources that a build reads, whatever their origin.
-
-    Args:
-        repository: the store's repository.
-        inputs: the merged tree and the dependencies' sources.
-        pins: the lock's pins of those, with their mounts.
     """
     top = repository.objects.node(inputs.tree)
     entries = {f"source/{name}": top[name] for name in CMAKE_INPUTS if name in top}
@@ -107,11 +102,7 @@ def open_workspace(
 ) -> Iterator[Workspace]:
     """Yield a scratch folder with *tree*'s files and links to *toolchain*; remove it after the block.
 
-    Args:
-        store: provides scratch space.
-        repository: holds *tree*.
-        tree: as from `native_tree`, generated files included where there are any.
-        toolchain: the targets of the links.
+    *tree* is as from `native_tree`, with generated files where there are any.
 
     Raises:
         StorageError: the disk is full or cannot be written.
@@ -250,13 +241,8 @@ def configure(
 ) -> Configuration:
     """Return the configuration of *tree*, from the store or by running CMake.
 
-    Args:
-        store: holds the records.
-        repository: holds *tree*.
-        tree: as from `native_tree`.
-        inputs: the inputs of *tree*, and the toolchain.
-        lock: names the extensions, and the variables for the dependencies' folders.
-        prefix: command prefix of CMake, such as one that removes the network.
+    *tree* is as from `native_tree`; *prefix* stands before CMake's command, such as one that removes the
+    network.
 
     Raises:
         NativeBuildError: CMake fails; the end of its output is in the error.

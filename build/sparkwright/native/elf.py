@@ -238,9 +238,7 @@ def _beyond(level: tuple[int, int], machine: str, versions: Mapping[str, tuple[s
 def over_platform(platform: str, versions: Mapping[str, tuple[str, ...]]) -> list[str]:
     """Return the symbol versions that a binary needs beyond those of the tag *platform*.
 
-    Args:
-        platform: a wheel's platform tag, such as ``manylinux_2_28_aarch64``.
-        versions: symbol versions by soname, as in `ElfFacts`.
+    *platform* is a wheel's tag, such as ``manylinux_2_28_aarch64``; *versions* are by soname.
 
     Raises:
         BinaryError: the tag names no manylinux policy.
@@ -252,9 +250,7 @@ def over_platform(platform: str, versions: Mapping[str, tuple[str, ...]]) -> lis
 def honest_platform(platform: str, binaries: Iterable[Mapping[str, tuple[str, ...]]]) -> str:
     """Return *platform*, raised as far as *binaries* need it.
 
-    Args:
-        platform: the tag to begin with, such as ``manylinux_2_28_aarch64``.
-        binaries: symbol versions by soname of each binary, as in `ElfFacts`.
+    *binaries* are symbol versions by soname of each binary, as in `ElfFacts`.
 
     Raises:
         BinaryError: the tag names no manylinux policy, or no policy has all that the binaries need.

@@ -61,10 +61,7 @@ class Diagnosis:
 def diagnose(status: int, log: Path, output: Path) -> Diagnosis | None:
     """Return the cause of a compiler's failure; `None` if it made its object.
 
-    Args:
-        status: its exit status; negative is the signal that ended it.
-        log: its command, an empty line, and its output.
-        output: the expected object.
+    *log* holds its command, an empty line, and its output; a negative *status* is the signal that ended it.
     """
     if status == 0 and output.is_file() and output.stat().st_size > 0:
         return None

@@ -69,9 +69,7 @@ def this_machine() -> str:
 def find_compiler(target: Target, oldest: str = "") -> HostCompiler:
     """Return a g++ whose output runs on the *target*.
 
-    Args:
-        target: the machine of the build.
-        oldest: the oldest version that the release accepts, such as ``13``; `OLDEST_GXX`, if empty.
+    *oldest* is the version that the release accepts at least, such as ``13``.
 
     Raises:
         ToolError: there is none, or none that is new enough and not too new for nvcc.

@@ -74,10 +74,7 @@ class Inspector:
     def remember(self, question: list[object], kind: type[M], answer: Callable[[], M]) -> M:
         """Return the cached result for *question*; call *answer* when there is none.
 
-        Args:
-            question: all that decides the result, JSON-ready, with the binary's SHA-256.
-            kind: type of the result.
-            answer: computes the result.
+        *question* is all that decides the result, JSON-ready, with the binary's SHA-256.
         """
         key = digest_of([INSPECTION_RULES, *question])
         known = self.store.find_record_as(kind, "inspection", key)
@@ -178,11 +175,6 @@ def resolve(elf: ElfFacts, surroundings: Surroundings, *, python: Python) -> Res
     - the driver and libraries without a file: by the name's prefix, when the binary needs them.
 
     A weak symbol may stay undefined.
-
-    Args:
-        elf: the binary.
-        surroundings: the libraries that are loaded with it.
-        python: the Pythons that load it.
     """
     needed = _closure(elf.needed, surroundings)
     by: Counter[str] = Counter()

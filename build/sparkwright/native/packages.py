@@ -74,10 +74,7 @@ def open_package(
 ) -> contextlib.AbstractContextManager[Path]:
     """Return the wheel of *package*, with at least the members that are unpacked; see `fetch_members`.
 
-    Args:
-        access: where it comes from.
-        package: the wheel.
-        wanted: the members that are needed instead, where the caller verifies these.
+    *wanted* are the members that are needed instead, where the caller verifies these.
     """
     artifact = Artifact(filename=package.filename, sha256=package.sha256, size=package.size)
     if wanted is None and package.tree is None:

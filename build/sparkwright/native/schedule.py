@@ -184,11 +184,7 @@ def plan_jobs(
 ) -> Plan:
     """Return the number of units to compile at once.
 
-    Args:
-        units: all units of the build.
-        machine: snapshot of the machine.
-        jobs: most units at once; by default as many as there are cores.
-        reserve_mib: memory to leave free; by default `default_reserve_mib`.
+    *jobs* are as many as there are cores by default.
 
     Raises:
         NotEnoughMemoryError: not even the largest unit alone fits.
@@ -245,10 +241,7 @@ def too_large(unit: Waiting, machine: MachineSnapshot, limits: JobLimits) -> Not
 def makespan(seconds: Iterable[float], jobs: int, busy: Iterable[float] = ()) -> float:
     """Return the time that *jobs* workers need for tasks that they start in that order.
 
-    Args:
-        seconds: duration of each task.
-        jobs: number of workers.
-        busy: remaining seconds of the workers that are busy already.
+    *busy* are the remaining seconds of the workers that are busy already.
     """
     ends = list(busy)
     ends += [0.0] * (max(1, jobs) - len(ends))
@@ -261,10 +254,8 @@ def makespan(seconds: Iterable[float], jobs: int, busy: Iterable[float] = ()) ->
 def pace(seen: Iterable[tuple[float, float]], *, trust_s: float = 60.0) -> float:
     """Return the seconds that pass for each expected second.
 
-    Args:
-        seen: seconds that units took, and that they were expected to take.
-        trust_s: weight of the expectations: after so many expected seconds the measured ones weigh as
-            much.
+    *seen* are seconds that units took, and that they were expected to take. After *trust_s* expected seconds
+    the measured ones weigh as much as the expectations.
     """
     pairs = list(seen)
     return (sum(pair[0] for pair in pairs) + trust_s) / (sum(pair[1] for pair in pairs) + trust_s)
@@ -273,11 +264,7 @@ def pace(seen: Iterable[tuple[float, float]], *, trust_s: float = 60.0) -> float
 def time_left(waiting: Iterable[Waiting], running: Iterable[Active], jobs: int, rate: float = 1.0) -> float:
     """Return the seconds until all units are compiled, by simulating the schedule.
 
-    Args:
-        waiting: the units to compile.
-        running: the units that are being compiled.
-        jobs: number of units at once.
-        rate: see `pace`.
+    *rate* is as from `pace`.
     """
     busy = [max(unit.expected.seconds * rate - unit.elapsed, unit.elapsed * _OVERDUE) for unit in running]
     return makespan((unit.expected.seconds * rate for unit in in_order(waiting)), jobs, busy)
@@ -347,9 +334,8 @@ class UnitCosts:
         In this order: the learned cost; the lock's seed, at this machine's pace; the median of known units
         in the same folder, then of those in the same language; a guess by the size of the source.
 
-        Args:
-            units: all units of a build: the costs of some help to estimate the others.
-            sizes: bytes of the source files, by `Unit.source`, as far as known.
+        *units* are all of a build, as the costs of some help to estimate the others; *sizes* are bytes by
+        `Unit.source`.
         """
         units = list(units)
         learned = {unit.name: cost for unit in units if (cost := self.learned(unit.name))}

@@ -109,13 +109,7 @@ class _Recipe:
         return parts | self.compiler.banners | {"python": self.headers.version}
 
 
-def prepare_toolchain(
-    lock: Lock,
-    target: Target,
-    access: Access,
-    *,
-    torchless: bool = False,
-) -> Toolchain:
+def prepare_toolchain(lock: Lock, target: Target, access: Access, *, torchless: bool = False) -> Toolchain:
     """Return the toolchain for *target*; fetch, unpack and lay out its missing parts.
 
     Args:
@@ -251,11 +245,7 @@ def toolchain_file(toolchain: Toolchain, target: Target, work: Path) -> str:
 def configure_environment(toolchain: Toolchain, target: Target, work: Path, lock: Lock) -> dict[str, str]:
     """Return the whole environment of a build in the folder *work*: only PATH is inherited.
 
-    Args:
-        toolchain: the compilers and libraries.
-        target: the machine and card of the build.
-        work: the work folder; see `sparkwright.native`.
-        lock: names the variables for the folders of dependencies' sources.
+    *lock* names the variables for the folders of dependencies' sources.
     """
     scratch = work / "build"
     return {
@@ -299,13 +289,9 @@ def make_toolkit(
 ) -> None:
     """Lay out a CUDA toolkit in the new *folder*.
 
-    Args:
-        folder: the new folder.
-        programs: toolkit folders (``bin``, ``include``, ``nvvm``) for the compiling machine.
-        libraries: toolkit folders (``include``, ``lib``) for the target; their headers take precedence.
-        machine: the target's.
-        stand_ins: sonames that are only linked against.
-        cc: C compiler for the target.
+    *programs* are toolkit folders (``bin``, ``include``, ``nvvm``) for the compiling machine, *libraries*
+    (``include``, ``lib``) for the target, whose headers take precedence; *stand_ins* are sonames that are
+    only linked against.
 
     Raises:
         ToolError: a program that every CUDA compilation needs is in none of them.
@@ -378,11 +364,8 @@ def _unversioned_names(folder: Path) -> None:
 def make_stand_in(folder: Path, *, torch: Path, version: str, packages: Iterable[Path] = ()) -> None:
     """Make a Python path in the new *folder* for CMake's queries of torch, and for its generators.
 
-    Args:
-        folder: the new folder.
-        torch: the target's torch, whose ``cpp_extension.py`` is parsed and not run.
-        version: its version.
-        packages: folders with pure Python packages that upstream's generators import.
+    The target's *torch* is parsed and not run; *packages* are folders with pure Python packages that the
+    generators import.
 
     Raises:
         ToolError: torch does not state its compiler flags.

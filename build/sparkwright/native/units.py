@@ -197,15 +197,7 @@ def record_object(
 ) -> str | None:
     """Store an object that was just compiled, for later builds that would compile the same.
 
-    Args:
-        store: receives the object.
-        unit: the compiled unit.
-        files: the files that it was compiled from.
-        toolchain_key: key of the toolchain.
-        reader: distinguishes files of the toolchain from files of the trees.
-        depfile: the dependency file that the compiler wrote.
-        object_path: the object; it stays where it is.
-        cost: cost of compiling it.
+    *object_path* stays where it is; *reader* distinguishes files of the toolchain from files of the trees.
 
     Returns:
         its SHA-256, or `None` where the unit cannot be cached: it read a file that neither the trees
@@ -239,13 +231,7 @@ def adopt_record(
 ) -> bool:
     """Record what another machine made of *unit*; return if it is the object for the files as they are here.
 
-    Args:
-        store: has the object, or a remote tier that has it.
-        unit: the compiled unit.
-        files: the files here.
-        toolchain_key: key of the toolchain.
-        record: the other machine's record.
-        sha256: the object that it states.
+    *record* and *sha256* are what it states; the store or its remote tier has the object.
     """
     for manifest in record.manifests:
         now = files.state(unit, manifest.paths, manifest.names)

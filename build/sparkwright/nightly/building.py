@@ -24,14 +24,7 @@ from sparkwright.engine.outcomes import Verifier
 from sparkwright.lock.bump import rewrite
 from sparkwright.lock.model import Lock
 from sparkwright.merge.report import MergeReport
-from sparkwright.nightly.model import (
-    CarryNight,
-    Judgement,
-    NightBuild,
-    NightCheck,
-    Standing,
-    UpstreamTarget,
-)
+from sparkwright.nightly.model import CarryNight, Judgement, NightBuild, NightCheck, Standing, UpstreamTarget
 from sparkwright.pipeline.build import apply
 from sparkwright.pipeline.job import Job, make_job
 from sparkwright.pipeline.pins import pin_of
@@ -64,12 +57,7 @@ def build(
     Compiled code is upstream's own unless *job* is to compile it. A failure is a result, not an error: the
     night goes on with the next target.
 
-    Args:
-        job: the job on the pin.
-        target: the target.
-        carries: every carry, judged on the target.
-        folder: where the wheel and the lock are written.
-        history: repository that has the commit, if it is one; by default the lock's.
+    *history* is the repository that has the commit, if it is one; by default the lock's.
     """
     if target.wheel is None and target.kind == "commit":
         return Built(NightBuild(status="skipped", reason=f"no wheel of {target.label} could be looked for"))
@@ -176,10 +164,7 @@ def rehearse(built: Built, label: str, folder: Path, verifier: Verifier) -> Nigh
     started = time.monotonic()
     try:
         found = rehearsal.rehearse(
-            built.job,
-            built.report,
-            verifier,
-            RehearsalOptions(out=folder / "rehearsal" / label),
+            built.job, built.report, verifier, RehearsalOptions(out=folder / "rehearsal" / label)
         )
     except _FATAL:
         raise

@@ -57,13 +57,7 @@ def deliver(
 
     A night without anything new leaves the last one's report in place, and proposes what that one found.
 
-    Args:
-        job: the job on the pin.
-        night: the night.
-        nights: the nights before.
-        folder: of the report.
-        propose: write branches.
-        remote: where they are pushed to; they are not if it is empty.
+    They are pushed to *remote*, unless it is empty.
     """
     if night.verdict is NightVerdict.NOTHING_NEW:
         if not propose:

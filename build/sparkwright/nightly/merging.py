@@ -108,11 +108,7 @@ class Merging:
     ) -> UpstreamCommit | None:
         """Return what upstream changed between *old* and the target that gave *carry* its outcome.
 
-        Args:
-            carry: the carry.
-            old: a target on which it had another outcome, as the present form of the carry shows.
-            alone: its outcome alone, where that was tried.
-            releases: gives the releases after *old* up to the target; asked only if no history is known.
+        *alone* is its outcome alone, where that was tried; *releases* are asked only if no history is known.
         """
         outcome = self.report.outcome(carry.name)
         part = self._part(carry, outcome, alone)
@@ -234,12 +230,7 @@ def step_to(
     Steps that change one of *paths* are suspected first. `None` if the start has that outcome too, or the end
     another.
 
-    Args:
-        start: the tree before the first step.
-        steps: points of upstream's line with their trees, oldest first.
-        after: the outcome that is searched for.
-        outcome: merges the carry onto a tree.
-        paths: files that the carry changes.
+    *outcome* merges the carry onto a tree; *paths* are the files that it changes.
     """
     if not steps:
         return None

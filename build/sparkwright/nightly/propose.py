@@ -130,10 +130,7 @@ class Proposer:
     ) -> Proposal | str:
         """Write the branch for what was *found* about one target; returns why not where there is nothing.
 
-        Args:
-            found: the night's findings on the target.
-            lock: the target's lock; `None` where it is not known.
-            proofs: proofs of carries on the target by name, to be recorded with its pin.
+        *lock* is `None` where the target's is not known; *proofs* are those on the target, by carry.
 
         Raises:
             ConfigError: what was judged is not what the clone's HEAD has, or the branch is checked out.
@@ -349,10 +346,7 @@ _REFERENCES = re.compile(r"\bGH-(?=\d)|#(?=\d)", re.IGNORECASE)
 def render_markdown(night: Night, *, upstream: str, proposals: Sequence[Proposal | str] = ()) -> str:
     """Return *night* as Markdown.
 
-    Args:
-        night: what was found.
-        upstream: git address of upstream's repository, for links to its commits.
-        proposals: branches that were written, or why there is none.
+    *upstream* is the git address that links to commits begin with.
     """
 
     def linked(commit: str) -> str:

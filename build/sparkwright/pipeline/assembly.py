@@ -94,10 +94,7 @@ def _choose(job: Job, state: BuildState) -> Binaries:
 def _inspect(job: Job, upstream: StockWheel, compiled: Mapping[str, str]) -> dict[str, Inspection]:
     """Return the inspection of each binary by member: the compiled one, or upstream's if there is none.
 
-    Args:
-        job: the job, for its store and lock.
-        upstream: upstream's wheel.
-        compiled: SHA-256 of the compiled binaries by member.
+    *compiled* are SHA-256 by member.
     """
     from sparkwright.native.inspection import inspector_of
     from sparkwright.wheel.binaries import inspect_binary

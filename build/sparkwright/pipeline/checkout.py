@@ -147,10 +147,7 @@ def series_of(lock: Lock) -> str:
 def open_checkout(start: Path, series: str = "", patchset: str = "") -> Checkout:
     """Return the checkout that contains *start*, with the lock of one series; see `project_root`.
 
-    Args:
-        start: a folder in it.
-        series: the series; by default that of *patchset*, or the default one.
-        patchset: the patchset that is wanted, which may be a series' own.
+    By default that is the series of *patchset*, which may be a series' own, or the default one.
 
     Raises:
         ConfigError: neither it nor a folder above it holds an ``upstream.lock``, or the series has no lock.

@@ -44,12 +44,8 @@ def expected_record(
 ) -> dict[str, dict[str, Any] | None]:
     """Return the files that the record of a wheel of *job* should have; `None` for one unknown here.
 
-    Args:
-        job: the job that makes the wheel.
-        state: its results; see `merged_again`.
-        version: the wheel's version.
-        stated: the wheel's own record of its kernels. If they differ from those that would be made here, as
-            with another toolchain, they are unknown here.
+    Where *stated*, the wheel's own record of its kernels, differs from what would be made here, as with
+    another toolchain, kernels are unknown here.
     """
     choice = state.binaries
     same = (
@@ -112,11 +108,7 @@ def expectation_of(
 ) -> Expectation:
     """Return what *wheel* is compared with: the merge too, if it is of this checkout's build spec.
 
-    Args:
-        wheel: the file.
-        options: of its target; the platform is the one that *wheel* is for.
-        lock: of its series.
-        open_job: opens the job of a target.
+    The platform is the one that *wheel* is for, whatever *options* say.
 
     Raises:
         WheelError: the lock has no wheel for its platform.

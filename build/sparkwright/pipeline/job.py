@@ -204,8 +204,7 @@ class Job:
     def mixed_version(self, compiled: int | None) -> str:
         """Return the wheel's version: PEP 440, with patchset, revision and digest in its local part.
 
-        Args:
-            compiled: the number of extensions compiled here where others are upstream's; else `None`.
+        *compiled* is the number of extensions compiled here where others are upstream's.
         """
         from sparkwright.wheel.names import local_version
 

@@ -308,9 +308,7 @@ def _isolation(job: Job) -> tuple[str, ...]:
 def not_native(code: Mapping[str, int], arch: str) -> str:
     """Return how a card runs an extension that has no code for the card itself.
 
-    Args:
-        code: number of units by device code, such as ``sm_80``.
-        arch: the card, such as ``9.0a``.
+    *code* are numbers of units by device code, such as ``sm_80``; *arch* is the card, such as ``9.0a``.
 
     Returns:
         One sentence; empty for an extension with code for the card, and for one without device code.

@@ -47,13 +47,8 @@ def move_lock(
 ) -> Bumped:
     """Return the lock *text* moved to the release *version*; nothing is written but the store.
 
-    Args:
-        access: where files come from and go to.
-        text: the present lock.
-        version: the release.
-        copies: the user's folders with dependencies' sources, by the lock's names.
-        series: the series of the result, if another than that of *text*.
-        machines: the machines whose wheels are pinned; those of *text* by default.
+    *copies* are the user's folders with sources of dependencies, by the lock's names; *series* and *machines*
+    are those of *text* by default.
 
     Raises:
         FetchError, NotInStoreError: a file of the release, or a package, could not be had.

@@ -79,12 +79,8 @@ _SECONDS = 10
 def choose_arch(lock: Lock, platform: str, *, kernels: Kernels = "auto", arch: str = "") -> str | None:
     """Return the architecture that kernels are compiled for, or `None` for upstream's kernels.
 
-    Args:
-        lock: the pin.
-        platform: machine that the wheel is for.
-        kernels: the user's choice; ``auto`` compiles if an architecture is named, or if the wheel is for this
-            machine and its card is the lock's `native.arch`.
-        arch: the architecture, as ``TORCH_CUDA_ARCH_LIST`` writes it; the lock's by default.
+    ``auto`` compiles if an architecture is named, or if the wheel is for this machine and its card is the
+    lock's.
 
     Raises:
         UnknownNameError: *arch* is no architecture.

@@ -49,12 +49,8 @@ def pin_of(
 
     A pin that was made before costs one look into the store.
 
-    Args:
-        checkout: its lock gives the address of upstream's repository and the ``[native]`` tables.
-        access: where files come from and go to.
-        target: a release's version, a commit's full id, or ``nightly`` for the newest commit with a wheel.
-        source: origin of commits, as for `open_source`.
-        machines: the machines whose wheels are pinned; those of the checkout's lock by default.
+    *target* is a release's version, a commit's full id, or ``nightly`` for the newest commit with a wheel;
+    *source* is the origin of commits, as for `open_source`.
 
     Raises:
         FetchError: the release, the commit or its wheels are not there, or could not be transferred.
@@ -92,11 +88,6 @@ def nearest_wheel(repository: Repository, commit: str, available: Callable[[str]
 
     That is *commit* itself, or the nearest of its first-parent ancestors with the same native inputs. Trees
     decide and never dates: a change that was taken out again does not count.
-
-    Args:
-        repository: the repository with the commit and its ancestors.
-        commit: its full id.
-        available: tells if a commit has a wheel.
 
     Raises:
         NativeInputsError: no ancestor with the same native inputs has a wheel.

@@ -69,11 +69,7 @@ def trial_of(
     What is in no tree, since it conflicts or is declared superseded, is judged on the pristine tree alone:
     the defect may be gone.
 
-    Args:
-        job: the job.
-        report: a merge that the carry was part of.
-        carry: the carry.
-        touched: the files that its change is about; by default those of its patch.
+    *touched* are the files that its change is about; by default those of its patch.
     """
     outcome = report.outcome(carry.name)
     if carry.spec.probe is None or outcome.kind is OutcomeKind.LEFT_OUT:
@@ -98,11 +94,7 @@ def wants_proof(report: MergeReport, carry: Carry) -> bool:
 def evidence_of(job: Job, report: MergeReport, carry: Carry, *, recorded: bool = False) -> Evidence:
     """Return the word for what stands behind the outcome of *carry*; no probe is run.
 
-    Args:
-        job: the job.
-        report: a merge that the carry was part of.
-        carry: the carry.
-        recorded: count proofs beside the carry only, and not those in the store.
+    With *recorded*, proofs in the store do not count.
     """
     kind = report.outcome(carry.name).kind
     trial = trial_of(job, report, carry)

@@ -36,11 +36,7 @@ def wheel_record(job: Job, state: BuildState) -> dict[str, Any]:
         **({"series": job.spec.lock.series} if job.spec.lock.series else {}),
         "made-by": f"sparkwright {__version__}",
         "point": job.spec.describe(),
-        "merge": {
-            "pristine": report.pristine,
-            "merged": report.tree,
-            "commit": report.commit,
-        },
+        "merge": {"pristine": report.pristine, "merged": report.tree, "commit": report.commit},
         **({} if job.stock_wheel.trust == "index" else {"trust": job.stock_wheel.trust}),
     }
     # Carries that are left out are not named: the same build spec gives the same wheel.
@@ -144,16 +140,8 @@ def expectation(
 ) -> Expectation:
     """Return what a wheel of *job* is compared with.
 
-    Args:
-        job: the build spec and platform of the wheel.
-        changes: what the merge changed; `None` for a wheel of another build spec.
-        version: the version that it should have; any of the release by default.
-        arch: the card that kernels are judged for; by default that of the build spec, or of the lock.
-        toolchain: the toolchain that compiled it, if that is known.
-        record: the provenance record that the wheel should contain,
-        python: its Python files,
-        links: what the merged tree has as links, and
-        compiled: its binaries in the store; all as for `Expectation`.
+    *changes* are `None` for a wheel of another build spec, and *version* for any of the release; *arch* is by
+    default the build spec's, or the lock's. All else is as for `Expectation`.
     """
     return Expectation(
         upstream_wheel=job.fetch_stock_wheel(),
@@ -174,11 +162,8 @@ def native_expectation(
 ) -> NativeExpectation | None:
     """Return the tools and limits that binaries are inspected with; `None` if the lock names none.
 
-    Args:
-        job: the build spec and platform of the wheel.
-        arch: the card that kernels are judged for; by default that of the build spec, or of the lock.
-        toolchain: the toolchain that compiled the wheel, if that is known; else libraries are the lock's
-            packages.
+    *arch* is by default the build spec's, or the lock's; without a *toolchain*, libraries are the lock's
+    packages.
     """
     from sparkwright.native.inspection import find_surroundings, inspector_of, surroundings_of
 

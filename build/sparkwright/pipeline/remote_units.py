@@ -24,14 +24,7 @@ from sparkwright.native.host import isolated
 from sparkwright.native.model import Cost, Inputs, Target, Toolchain, Unit
 from sparkwright.native.schedule import JobLimits
 from sparkwright.native.toolchain import configure_environment, prepare_toolchain
-from sparkwright.native.units import (
-    UnitFiles,
-    UnitRecord,
-    adopt_record,
-    record_object,
-    unit_key,
-    unit_record,
-)
+from sparkwright.native.units import UnitFiles, UnitRecord, adopt_record, record_object, unit_key, unit_record
 from sparkwright.store import Store
 from sparkwright.upstream.releases import Access
 
@@ -99,12 +92,7 @@ class RemoteCompiler:
     ) -> dict[str, str]:
         """Return the objects of *units*: output path to SHA-256 in the store.
 
-        Args:
-            inputs: the target and the toolchain.
-            known: the configuration, and the tree that is compiled.
-            units: the units to compile.
-            expected: their expected costs.
-            learn: called with each unit's name and measured cost.
+        *learn* is called with each unit's name and measured cost.
 
         Raises:
             CompileError, NotEnoughMemoryError, StorageError, ToolError: as compiling here does.

@@ -112,12 +112,7 @@ def tree_folder(
 ) -> Path:
     """Return a folder with the files of *tree* below *under*; made once, remade when it was touched.
 
-    Args:
-        store: where it is kept.
-        repository: where the tree is.
-        tree: its id.
-        under: the folder of the tree that is wanted; the whole tree if empty.
-        like: id of another tree, whose bytecode is taken over for files that are the same.
+    *like* is another tree, whose bytecode is taken over for files that are the same.
     """
     folder = store.trees / (f"{tree}-{under}" if under else tree)
     key = folder.name

@@ -82,10 +82,7 @@ class Prover:
     def key(self, carry: Carry, paths: Sequence[str], *, absorbed: bool = False) -> str:
         """Return the key of the proof of *carry*, which changes *paths* in the merged tree.
 
-        Args:
-            carry: what is proved.
-            paths: files that it changes, or would change had upstream not absorbed it.
-            absorbed: whether what is proved is that upstream does not have the defect any more.
+        With *absorbed*, it is of a proof that upstream does not have the defect any more.
         """
         carry = carry.at(self.version)
         return self._key(carry, self._touched(carry, paths), absorbed=absorbed)

@@ -127,10 +127,7 @@ class ProbePool:
     def submit(self, key: str, memory_mib: int, call: Callable[[], T]) -> Future[T]:
         """Make *call* when cores and memory allow it; another one of that *key* gets the first's result.
 
-        Args:
-            key: digest of all that the result hangs on.
-            memory_mib: the most memory that it takes.
-            call: made in a thread, with this one's context.
+        It takes *memory_mib* at most, and is made in a thread with this one's context.
         """
         if key not in self._known:
             context = copy_context()

@@ -122,10 +122,7 @@ def proof_key(
 def named_modules(probe: bytes, package: str, known: Container[str]) -> set[str]:
     """Return paths of the files of *package* that a probe's import statements name, wherever they stand.
 
-    Args:
-        probe: the probe's source.
-        package: top-level package, such as ``vllm``.
-        known: paths that exist in the tree.
+    *known* are the paths that exist in the tree.
     """
     stems = [name.replace(".", "/") for name in _imported(probe) if name.split(".")[0] == package]
     return {path for stem in stems for path in (f"{stem}.py", f"{stem}/__init__.py") if path in known}

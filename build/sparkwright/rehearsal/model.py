@@ -117,10 +117,7 @@ PAGE, DATA = "rehearsal.md", "rehearsal.json"
 def statements(report: MergeReport, served: ServedTree, *, wanted: str) -> tuple[str, ...]:
     """Return what was served, and what of the patchset was not.
 
-    Args:
-        report: the merge that was served.
-        served: the tree that was served.
-        wanted: the version that was to be rehearsed.
+    *wanted* is the version that was to be rehearsed.
     """
     in_tree = [outcome for outcome in report.outcomes if outcome.kind.in_tree]
     ours = [one for one in in_tree if not one.source]

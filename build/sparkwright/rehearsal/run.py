@@ -50,12 +50,6 @@ def rehearse(
 
     A rehearsal that was interrupted continues where it was: no cell is measured twice. No server outlives it.
 
-    Args:
-        job: the build spec, with store, repository and network settings.
-        report: its merge.
-        verifier: runs the checks.
-        options: the user's choices.
-
     Raises:
         RehearsalError: wheel, model or environment cannot be had.
         NotInStoreError: one of them is not in the store, and the network is off.

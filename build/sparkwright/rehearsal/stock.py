@@ -190,10 +190,7 @@ _LIMIT_S = 1800.0
 def prepare_model(access: Access, artifact: Artifact, python: Path) -> Path:
     """Return the folder with the model of the package *artifact*; its files are verified, or written again.
 
-    Args:
-        access: store and network settings.
-        artifact: the package.
-        python: an interpreter with transformers and gguf.
+    *python* is an interpreter with transformers and gguf.
 
     Raises:
         RehearsalError: the package has no single GGUF file, or that cannot be read.

@@ -46,11 +46,7 @@ def prepare(job: Job, changes: Mapping[str, bytes | None], version: str) -> Serv
 
     Environment, model and unpacked wheel are shared by all trees; only what *changes* name is new.
 
-    Args:
-        job: whose lock, store and network settings are used.
-        changes: new content of files of that release by path, `None` for a removed one; only those of
-            ``vllm/`` count.
-        version: the release.
+    *changes* are new contents of files of that release, `None` for a removed one; those of ``vllm/`` count.
 
     Raises:
         RehearsalError: wheel, model or environment cannot be had.

@@ -24,11 +24,7 @@ from sparkwright.upstream.source import UpstreamSource
 AXES: tuple[Axis, ...] = ("upstream", "carries", "kernels")
 REORDERED = "reordered"
 KERNELS = "kernels"
-_TITLES = {
-    "added": "{title}",
-    "removed": "Removing {name} ({title})",
-    "revised": "Revising {name} ({title})",
-}
+_TITLES = {"added": "{title}", "removed": "Removing {name} ({title})", "revised": "Revising {name} ({title})"}
 
 
 @dataclass(frozen=True)
@@ -70,11 +66,8 @@ def difference(
 ) -> SpecDifference:
     """Return what lies between two specs.
 
-    Args:
-        start: the spec without any change.
-        end: the spec with all of them.
-        path: points of upstream's line between them, oldest first, up to the end's; empty for the same pin.
-        axes: the axes to search; all that differ by default.
+    *path* are the points of upstream's line up to the end's, oldest first; *axes* those to search, all by
+    default.
 
     Raises:
         BisectionError: the two do not differ, or not on these axes.
@@ -245,13 +238,8 @@ def upstream_steps(
 ) -> tuple[UpstreamStep, ...]:
     """Return the points after the pin of *start* up to that of *end*, oldest first.
 
-    Args:
-        access: the store, its repository and the network settings.
-        source: the origin of upstream's commits.
-        git: address of upstream's repository, where *source* has none of its own.
-        start: the older end.
-        end: the newer end.
-        commits: take commits, also between two releases; without it, only where an end is a commit.
+    Commits are taken where an end is one, or *commits* asks for them; *git* is their address where *source*
+    has none.
 
     Raises:
         BisectionError: the pins are not on one line, in this order.

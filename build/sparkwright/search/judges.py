@@ -57,13 +57,8 @@ def make_judge(
 ) -> CandidateJudge:
     """Return the judge that *text* names, such as ``probe carries/uma-clamp/probe.py``; see `KINDS`.
 
-    Args:
-        text: the words of ``--judge``.
-        realiser: makes candidates.
-        verifier: runs the checks.
-        timeout_s: the most seconds of one run of a command.
-        inverted: the start is the bad end, so that a metric's baseline is the end.
-        serving: how wheels are served, instead of a rehearsal.
+    Where it is *inverted*, the start is the bad end, and a metric's baseline is the end; *serving* serves
+    wheels instead of a rehearsal.
 
     Raises:
         ConfigError: it names none.

@@ -144,10 +144,7 @@ class Posterior:
             share = math.exp(other - log)
         fails = (a + failing[0]) / (a + b + sum(failing))
         alarms = (c + quiet[0]) / (c + d + sum(quiet))
-        return log, (
-            (1 - share) * (1 - _SURPRISE) + share * fails,
-            (1 - share) * _SURPRISE + share * alarms,
-        )
+        return log, ((1 - share) * (1 - _SURPRISE) + share * fails, (1 - share) * _SURPRISE + share * alarms)
 
     def information(self) -> list[float]:
         """Return the expected information of one observation at each position from 1 to n-1, in bits."""

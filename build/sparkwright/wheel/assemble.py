@@ -204,9 +204,7 @@ def _check_native_inputs(plan: AssemblyPlan, theirs: Iterable[str]) -> None:
 def native_faults(native: Sequence[str], theirs: Mapping[str, str]) -> tuple[str, ...]:
     """Return the reasons that upstream's binaries may not be used with the changed native inputs.
 
-    Args:
-        native: the native inputs that the merge changed.
-        theirs: upstream's binaries, and the excuse for the use of each, usually empty.
+    *theirs* are upstream's binaries with the excuse for the use of each, usually empty.
     """
     if not native:
         return ()

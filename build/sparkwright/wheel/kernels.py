@@ -226,20 +226,14 @@ class SlimPlan:
 
 
 def plan_slim(
-    python: Mapping[str, bytes],
-    binaries: Mapping[str, Tally],
-    listed: Mapping[str, DroppedBinary],
-    arch: str,
+    python: Mapping[str, bytes], binaries: Mapping[str, Tally], listed: Mapping[str, DroppedBinary], arch: str
 ) -> SlimPlan:
     """Choose the binaries to leave out.
 
     A binary without device code always stays: its use does not depend on the card.
 
-    Args:
-        python: every Python file that the wheel will have, by member; see `python_members`.
-        binaries: the kernels of every binary that the wheel may have, counted for the card, by member.
-        listed: the lock's ``[native.drop]``.
-        arch: the card.
+    *python* is every Python file that the wheel will have, and *binaries* the kernels of every binary,
+    counted for the card, by member; *listed* is the lock's ``[native.drop]``.
     """
     left_out: list[LeftOut] = []
     kept: dict[str, str] = {}
@@ -253,13 +247,7 @@ def plan_slim(
 
 
 def needed_because(member: str, python: Mapping[str, bytes], listed: Mapping[str, DroppedBinary]) -> str:
-    """Return the reason that the wheel may need the binary *member*; empty if the lock's review excludes it.
-
-    Args:
-        member: the binary.
-        python: every Python file of the wheel by member.
-        listed: the lock's ``[native.drop]``.
-    """
+    """Return why the wheel may need the binary *member*; empty if the lock's review excludes it."""
     if member not in listed:
         return "the lock's [native.drop] does not list it"
     stem = member.rpartition("/")[2].partition(".")[0]

@@ -203,11 +203,7 @@ def left_out_unused(subject: AuditSubject, inspected: InspectedBinaries) -> Audi
 
 
 def _left_out_faults(
-    subject: AuditSubject,
-    inspected: InspectedBinaries,
-    one: LeftOut,
-    arch: str,
-    python: Mapping[str, bytes],
+    subject: AuditSubject, inspected: InspectedBinaries, one: LeftOut, arch: str, python: Mapping[str, bytes]
 ) -> Iterator[str]:
     upstream, inspector = subject.upstream, inspected.expectation.inspector
     if one.member in subject.archive.members:

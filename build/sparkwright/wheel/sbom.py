@@ -37,10 +37,6 @@ def sbom(record: WheelRecord, lock: Lock) -> bytes:
     carries' patches and, for binaries compiled here, the packages that they were compiled with. What
     upstream's own tree includes of other projects is not searched for.
 
-    Args:
-        record: the wheel's record.
-        lock: the pin that the wheel was built from.
-
     Raises:
         UnknownNameError: the lock has no wheel for the record's platform.
     """

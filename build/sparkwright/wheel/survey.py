@@ -85,10 +85,7 @@ def check_sizes(archive: Archive, members: Iterable[str]) -> None:
 
 
 def survey(
-    archive: Archive,
-    members: Iterable[str],
-    folder: Path,
-    upstream: StockWheel | None,
+    archive: Archive, members: Iterable[str], folder: Path, upstream: StockWheel | None
 ) -> tuple[dict[str, Facts], dict[str, str]]:
     """Read *members* of *archive* and write the Python files that upstream has not into *folder*, numbered.
 

@@ -17,9 +17,7 @@ STYLES = Path(__file__).parent
 def page_environment(templates: Path, *, finalize: Callable[[Any], Any] | None = None) -> Environment:
     """Return the environment of pages by the *templates* in a folder, which include those beside this module.
 
-    Args:
-        templates: the folder.
-        finalize: changes every value that is shown, before it is escaped.
+    *finalize* changes every value that is shown, before it is escaped.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
@@ -38,9 +36,7 @@ def page_environment(templates: Path, *, finalize: Callable[[Any], Any] | None =
 def text_environment(templates: Path, quoted: Callable[[str], str] = code_span) -> Environment:
     """Return the environment of texts, such as Markdown, by the *templates* in a folder.
 
-    Args:
-        templates: the folder.
-        quoted: the filter of that name, through which templates show all words from outside.
+    *quoted* is the filter of that name, through which templates show all words from outside.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 

@@ -34,10 +34,8 @@ class Dialogue:
     ) -> None:
         """Start the program.
 
-        Args:
-            argv: program and arguments.
-            patience_s: time from the end of its input until it is killed.
-            output: file for its output, of which `line` returns nothing then.
+        It is killed *patience_s* after the end of its input; a file *output* takes its output, of which
+        `line` returns nothing then.
 
         Raises:
             ToolError: it does not exist, or may not be run.

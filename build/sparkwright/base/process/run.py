@@ -72,13 +72,7 @@ def run(
 ) -> Completed:
     """Run a program to its end and capture its output.
 
-    Args:
-        argv: program and arguments.
-        cwd: its working folder.
-        env: its whole environment; `None` inherits this process's.
-        stdin: its standard input; empty by default.
-        timeout: seconds after which it is killed.
-        accept: exit statuses that are not errors.
+    Without *env* it inherits this process's environment; *accept* are exit statuses that are no errors.
 
     Raises:
         ToolError: the program does not exist, or may not be run.
@@ -238,10 +232,7 @@ def make_venv(folder: Path, *, offline: bool = False) -> None:
 def install_packages(python: Path, words: Sequence[str | Path], *, offline: bool = False) -> None:
     """Install packages into the environment of *python*.
 
-    Args:
-        python: its interpreter.
-        words: arguments of ``uv pip install``.
-        offline: take packages from uv's cache alone.
+    *words* are arguments of ``uv pip install``; *offline* takes packages from uv's cache alone.
 
     Raises:
         ProcessError: something cannot be installed.

@@ -250,14 +250,7 @@ def run_limited(
 
     Whatever happens, no process of the group is left behind.
 
-    Args:
-        argv: program and arguments.
-        limits: limits of time and memory.
-        cwd: its working folder.
-        env: its whole environment.
-        log: file that takes its output.
-        stop: when set, from another thread, the program is killed: in a group of its own, it
-            receives no Ctrl-C.
+    *stop* kills it when set from another thread: in a group of its own, it receives no Ctrl-C.
 
     Raises:
         ToolError: the program does not exist, or may not be run.
@@ -282,11 +275,7 @@ def watch(
 ) -> None:
     """Return when a program has ended; the caller kills what is left of it in any case.
 
-    Args:
-        pid: its process id.
-        ended: waits so many seconds for its end and tells if it came.
-        limits: limits of time and memory.
-        stop: when set, it is to be killed.
+    *ended* waits so many seconds for its end and tells if it came.
 
     Raises:
         LimitsExceeded: it is to be killed; the message says which limit it passed.
