@@ -42,8 +42,6 @@ class MachineSnapshot:
     """The resources of the machine at one moment.
 
     Attributes:
-        cores: number of cores that this process may use.
-        total_mib: all memory that this process may use.
         available_mib: memory that is available without swapping.
         pressure: memory pressure; `None` where the kernel does not measure it.
         oom_kills: processes that the kernel killed for want of memory since it started, if it counts them.

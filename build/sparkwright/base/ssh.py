@@ -23,7 +23,6 @@ class SshHost:
 
     Attributes:
         host: its name, its address, or an alias in the user's configuration of ssh.
-        user: the user there; by default that of ssh's configuration.
         port: the port of its sshd; 0 for that of ssh's configuration.
     """
 

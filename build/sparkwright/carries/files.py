@@ -207,9 +207,7 @@ class ResolvedPull:
     """A pull request as it is now.
 
     Attributes:
-        author: who wrote its newest commit.
         subjects: subjects of its commits, oldest first.
-        message: the whole message of its first commit.
     """
 
     pin: PullRequest

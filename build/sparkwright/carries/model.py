@@ -52,7 +52,6 @@ class Superseded(Model, frozen=True):
 
     Attributes:
         releases: PEP 440 specifier.
-        by: what supersedes the carry there.
         rest: the carry that does there what upstream's answer leaves out, if it leaves out anything.
     """
 
@@ -84,7 +83,6 @@ class Revision(Model, frozen=True):
 
     Attributes:
         release: the upstream release that it was written against; it puts revisions in order.
-        patch: name of the patch file in the carry's folder.
         sdist_sha256: digest of that release's sdist, where the base blobs come from.
         source_ref: the commit or tag of the carry's source that the release's lock names.
         runner: the model runner that it reaches, where that is not the carry's.
@@ -101,9 +99,6 @@ class PullRequest(Model, frozen=True, omit_defaults=True):
     """An upstream pull request that is itself the content.
 
     Attributes:
-        repository: git address.
-        number: the pull request's number there.
-        head: its pinned head commit.
         base: the commit where it left the branch that it is against.
         branch: that branch, a tag or a commit, if it is not the repository's default branch.
     """
@@ -120,9 +115,7 @@ class LaterProbe(Model, frozen=True):
 
     Attributes:
         release: the first release that it is for; it holds until that of the next entry.
-        file: the probe, in the carry's folder.
         helpers: like those of `ProbeSpec`; the same as there by default, as are the others.
-        seconds: wall-clock limit of one run.
         memory_mib: limit of resident memory of one run, in MiB.
         triton: ``interpret`` runs Triton kernels on CPU tensors.
         reads: patterns of files that its verdict hangs on besides those that the carry changes.
@@ -141,12 +134,9 @@ class ProbeSpec(Model, frozen=True):
     """Settings of a carry's probe.
 
     Attributes:
-        file: the probe, in the carry's folder.
         helpers: modules in the carry's folder that the probe may import.
-        seconds: wall-clock limit of one run.
         memory_mib: limit of resident memory of one run, in MiB.
         triton: ``interpret`` runs Triton kernels on CPU tensors.
-        later: other probes for later releases.
         needs: what it wants from the outside, such as ``toolchain`` to run CMake with. Such a probe
             runs without torch and may import ``buildkit``.
         reads: patterns of files that its verdict hangs on besides those that the carry changes.
@@ -167,7 +157,6 @@ class CarrySpec(Model, frozen=True):
 
     Attributes:
         source: the lock's name of the dependency whose tree the carry changes; vLLM's own by default.
-        drop_when: the condition for dropping the carry.
         later_releases: findings on releases after the one that the carry was written against, in Markdown.
     """
 

@@ -49,7 +49,6 @@ class FilePatch:
         old: id of the blob that it was written for; `None` for a new file.
         new: id of the blob that results; `None` for a deleted file.
         mode: ``100644`` or ``100755``.
-        hunks: in order of their lines.
     """
 
     path: str

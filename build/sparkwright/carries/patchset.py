@@ -49,12 +49,9 @@ class Patchset(Model, frozen=True, kw_only=True):
     """A ``patchsets/*.toml``.
 
     Attributes:
-        format: version of the file's format.
         name: its name; it becomes part of the wheel's version. It is the file's too, but for a series' own.
         series: the series that it is the patchset of, which the file is called by; empty for any other.
-        summary: what it is for, in one sentence.
         carries: names of carries, in the order in which they are merged.
-        released: its newest revision; absent before the first.
     """
 
     format: int
@@ -70,7 +67,6 @@ class BuildSpec:
     """A pin and a patchset, resolved.
 
     Attributes:
-        patchset: the patchset's name.
         arch: what kernels are compiled for, such as ``12.1a``; `None` where upstream's are taken.
         released: the patchset's newest revision, whether this is it or not.
         file: name of the patchset's file, by which commands select it.

@@ -50,10 +50,8 @@ class ProjectClone:
     """A clone of this project.
 
     Attributes:
-        root: the folder of the project in its work tree.
         repository: its objects and refs, not the store's.
         prefix: path of `root` in the commits' trees: empty, or with a slash at its end.
-        head: id of the commit that is checked out.
     """
 
     root: Path

@@ -192,7 +192,6 @@ class MergeResult:
     Attributes:
         tree: id of the merged tree; conflicted files hold conflict markers.
         conflicts: paths that conflict, sorted.
-        messages: git's own words on each conflict.
     """
 
     tree: str

@@ -30,7 +30,6 @@ class History:
     """Upstream's real history, where the source has it.
 
     Attributes:
-        target: the commit that is merged onto.
         since: a commit whose history is not looked at, such as the carry's base; may be absent.
     """
 

@@ -26,9 +26,6 @@ class MergeRequest:
     """Carries, and the tree to merge them onto.
 
     Attributes:
-        pristine: id of the pristine tree.
-        version: the upstream version that it is.
-        find_base: gives the pristine tree of a revision's own release.
         history: upstream's history, where the source has it.
         offline: use pull requests as the store has them, without asking for their heads.
         left_out: carries that are not to be merged, by name, and why.

@@ -34,7 +34,6 @@ class Examined(Model, frozen=True):
 
     Attributes:
         flaws: reasons to refuse it.
-        hazards: functions for a person to look at.
     """
 
     flaws: tuple[str, ...] = ()

@@ -272,7 +272,6 @@ class Call:
     Attributes:
         name: ``f`` in ``f(...)``, ``x.f(...)`` and ``f[grid](...)``.
         positional: number of plain positional arguments.
-        keywords: names of keyword arguments.
         unpacks: whether ``*`` or ``**`` passes further ones.
     """
 

@@ -173,12 +173,7 @@ def require_editable(carry: Carry, version: str) -> None:
 
 @dataclass(frozen=True)
 class CarryEditor:
-    """Carries of kind ``own`` put on the pin for editing.
-
-    Attributes:
-        pristine: tree of the pin.
-        find_base: gives a revision's base tree.
-    """
+    """Carries of kind ``own`` put on the pin for editing."""
 
     repository: Repository
     pristine: str

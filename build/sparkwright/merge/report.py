@@ -68,12 +68,10 @@ class Outcome(Model, frozen=True):
     """The outcome of one carry.
 
     Attributes:
-        detail: the reason, in words.
         source: the dependency whose tree it changes; empty for vLLM's own.
         paths: files that it changed in the merged tree.
         concerns: for an absorbed carry, the files that its own change is about.
         signals: for an absorbed carry, the signals that fired.
-        hazards: functions to look at.
         tree: id of the tree after this carry, of its source's where it has one.
     """
 
@@ -100,12 +98,7 @@ class Outcome(Model, frozen=True):
 
 
 class MergedSource(Model, frozen=True):
-    """A dependency's source to which carries were to be applied.
-
-    Attributes:
-        pristine: id of its pinned tree.
-        tree: id of its tree with the carries in it.
-    """
+    """A dependency's source to which carries were to be applied."""
 
     name: str
     pristine: str
@@ -116,11 +109,7 @@ class MergeReport(Model, frozen=True):
     """The outcomes of a patchset.
 
     Attributes:
-        version: the upstream version that it was merged onto.
-        pristine: id of the pristine tree.
-        tree: id of the merged tree.
         commit: id of a commit of the merged tree, on top of one commit for each applied carry.
-        outcomes: one for each carry, in order.
         sources: dependencies' sources that carries change, where the store had them.
     """
 

@@ -39,7 +39,6 @@ class _Scope:
         kind: ``module``, ``class`` or ``function``.
         bound: how often each name is bound in it.
         imported: dotted names of what imports bind.
-        defined: functions and classes.
         first: the first parameter of a method, and what it stands for.
     """
 

@@ -73,7 +73,6 @@ class Builder:
 
     Attributes:
         jobs: most compilers at once; by default as many as cores and memory allow.
-        keep_going: whether to compile the other units when one fails.
         isolation: command prefix of every tool, such as one that removes the network.
         elsewhere: compiles units on other machines; by default they are compiled here.
     """
@@ -106,7 +105,6 @@ class Configured:
 
     Attributes:
         tree: git id of the compiled tree, generated files included.
-        files: that tree's files, for the unit cache.
     """
 
     configuration: Configuration
@@ -116,12 +114,7 @@ class Configured:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The expected cost of building an extension, by the costs of earlier builds.
-
-    Attributes:
-        missing: number of units without an object in the store.
-        seconds: CPU time that these are expected to take.
-    """
+    """The expected cost of building an extension, by the costs of earlier builds."""
 
     units: int
     missing: int

@@ -86,8 +86,6 @@ class NextSources:
     """The sources for the release that `lock` pins.
 
     Attributes:
-        access: where trees come from and go to.
-        texts: its CMake files by path.
         copies: the user's git repositories that have the commit, by source.
         listings: the CMake files of the sources that were read, by source.
     """

@@ -62,12 +62,7 @@ class CompileJob:
 
 @dataclass(frozen=True)
 class Finished:
-    """A unit that compiled.
-
-    Attributes:
-        seconds: wall-clock time.
-        attempts: number of times that it was started.
-    """
+    """A unit that compiled."""
 
     job: CompileJob
     cost: Cost
@@ -81,7 +76,6 @@ class CompileReport:
 
     Attributes:
         finished: units that compiled, in the order of their ends.
-        seconds: wall-clock time.
         cpu_seconds: CPU time of all compilers that ended by themselves.
         peak_mib: most resident memory of all compilers together.
         stopped: units that were stopped because memory was short, and done again.

@@ -228,14 +228,7 @@ def best_class(arches: Iterable[str], target: str) -> KernelClass:
 
 @dataclass(frozen=True)
 class Tally:
-    """Numbers of kernels by class on one card.
-
-    Attributes:
-        native: number of kernels of class `KernelClass.NATIVE`.
-        family: of class `KernelClass.FAMILY`.
-        ptx: of class `KernelClass.PTX`.
-        none: of class `KernelClass.NONE`.
-    """
+    """Numbers of kernels by class on one card."""
 
     native: int = 0
     family: int = 0

@@ -49,13 +49,11 @@ class ElfFacts(Model, frozen=True):
 
     Attributes:
         machine: ``aarch64``, ``x86_64``, or the ELF standard's name of another one.
-        soname: its soname; usually empty.
         needed: sonames of the libraries that it needs, in its order (``DT_NEEDED``).
         run_paths: folders of ``DT_RUNPATH`` and ``DT_RPATH``.
         undefined: dynamic symbols that others have to define.
         versions: versions by soname that the loader checks before it resolves any symbol.
         stripped: whether it has no symbol table but the dynamic one.
-        device_code: whether it has a section for device code.
     """
 
     machine: str

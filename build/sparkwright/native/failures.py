@@ -125,7 +125,6 @@ class CompileFailure:
 
     Attributes:
         diagnosis: the cause; `None` if its compiler could not be started.
-        peak_mib: most memory that it was seen to use.
         after: the machine when it had failed, if it failed for want of memory.
     """
 

@@ -51,11 +51,7 @@ class HostCompiler:
 
 @dataclass(frozen=True)
 class PythonHeaders:
-    """An interpreter's headers.
-
-    Attributes:
-        version: the interpreter's ``major.minor``.
-    """
+    """An interpreter's headers."""
 
     folder: Path
     version: str

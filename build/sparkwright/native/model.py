@@ -43,9 +43,7 @@ class Toolchain:
         cc: C compiler whose output runs on the target.
         python: interpreter that CMake runs its scripts with.
         python_include: headers of the limited API.
-        cross: whether the target's machine is another than this one.
         key: digest of all parts by content or version, without paths.
-        parts: name and version of each part, for people.
         headers: the folders that the C++ compiler searches by itself; their files' versions are in `key`.
         packages: SHA-256 of the packages that it is made of, by file name.
     """
@@ -95,7 +93,6 @@ class Inputs:
 
     Attributes:
         tree: git id of the merged tree in the store's repository.
-        sources: dependencies' sources by name.
     """
 
     tree: str
@@ -133,7 +130,6 @@ class Link(Model, frozen=True):
     Attributes:
         output: the shared object, relative to the work folder.
         objects: its objects in order, relative to the work folder.
-        argv: the command, as for `Unit`.
     """
 
     target: str
@@ -146,7 +142,6 @@ class Configuration(Model, frozen=True):
     """The result of configuring: every command, and the generated files.
 
     Attributes:
-        links: one for each extension that can be built.
         generated: files that configuring wrote into the source tree, by path there, as git blob ids.
     """
 
@@ -179,7 +174,6 @@ class Extension(Model, frozen=True):
     """A finished extension in the store.
 
     Attributes:
-        size: in bytes.
         arches: number of units that compile to each device code, as for `Unit`.
     """
 

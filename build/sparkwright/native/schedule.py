@@ -42,12 +42,7 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Active:
-    """A unit that is being compiled.
-
-    Attributes:
-        expected: what it is expected to take in all.
-        alone: whether nothing may be started beside it.
-    """
+    """A unit that is being compiled."""
 
     name: str
     expected: Cost
@@ -66,7 +61,6 @@ class JobLimits:
     """The resources that a build may use.
 
     Attributes:
-        reserve_mib: memory that is left to everything else.
         high: memory pressure at which nothing is started while anything runs.
         critical: memory pressure at which the youngest of several units is stopped.
     """
@@ -82,9 +76,7 @@ class Decision:
     """The next step of the schedule.
 
     Attributes:
-        stop: the unit to stop and restart later, if any.
         hold: what prevents the start of the next unit, if anything.
-        reason: the same in words.
     """
 
     start: str = ""

@@ -183,12 +183,7 @@ def _from_git(access: Access, source: _Wanted) -> SourceTree:
 
 @dataclass(frozen=True)
 class Revision:
-    """The files of one commit of a dependency.
-
-    Attributes:
-        files: the requested files by path.
-        submodules: the commits of its submodules by path.
-    """
+    """The files of one commit of a dependency."""
 
     files: dict[str, FileEntry]
     submodules: dict[str, str]

@@ -52,13 +52,7 @@ _EPOCH = "946684800"
 
 @dataclass(frozen=True)
 class _Recipe:
-    """The parts of a toolchain, before any of it is fetched.
-
-    Attributes:
-        target: the machine and card of the build.
-        python: interpreter that CMake runs its scripts with.
-        torchless: whether nothing that is compiled includes or links torch.
-    """
+    """The parts of a toolchain, before any of it is fetched."""
 
     native: NativePin
     target: Target

@@ -58,14 +58,10 @@ class NightOptions:
     """The user's choices for one night.
 
     Attributes:
-        folder: where wheels, locks and reports are written.
         history: repository with upstream's history: an address or a folder; empty for none.
         onto: names of targets; the newest release and commit by default.
-        build: whether to build wheels.
         verifier: runs the checks of a rehearsal of what was built; `None` for no rehearsal.
         kernels: whether to compile the merged tree's Triton kernels for a GB10.
-        tests: whether to run upstream's own tests.
-        again: whether to work even if nothing is new.
         date: the date to record, ISO 8601; today by default.
     """
 

@@ -42,12 +42,7 @@ class Judged:
 
 @dataclass
 class Judge:
-    """Judges the carries of one merge.
-
-    Attributes:
-        report: the merge onto the target.
-        pin: git id of the pin's tree.
-    """
+    """Judges the carries of one merge."""
 
     job: Job
     report: MergeReport

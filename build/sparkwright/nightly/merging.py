@@ -36,12 +36,7 @@ _DECIDED = {OutcomeKind.SUPERSEDED, OutcomeKind.LEFT_OUT}
 
 @dataclass
 class Merging:
-    """The patchset on one target.
-
-    Attributes:
-        job: the job, whose lock is the pin.
-        target: what to merge onto.
-    """
+    """The patchset on one target."""
 
     job: Job
     target: UpstreamTarget

@@ -89,7 +89,6 @@ class UpstreamTarget(Model, frozen=True):
         commit: full id of its commit; abbreviated where only a release's own statement is known.
         wheel: whether upstream has a wheel of it for the platform; `None` if that could not be asked.
         history: whether commits before it are in the store, so that a culprit can be named by commit.
-        origin: where the tree came from, in words.
     """
 
     kind: TargetKind
@@ -112,12 +111,8 @@ class UpstreamCommit(Model, frozen=True):
     Attributes:
         commit: full id; empty for a release.
         release: the release, where no commit can be named; else empty.
-        date: author date, ISO 8601.
-        files: the carry's own files that it changes.
         before: the carry's outcome on its first parent, or on the release before.
-        after: the carry's outcome on it.
         merges: number of merges that the search took; 0 where a signal of git's history named it.
-        pull: number of the pull request that its subject names.
     """
 
     commit: str
@@ -149,7 +144,6 @@ class CarryNight(Model, frozen=True):
     Attributes:
         outcome: the outcome of merging the whole patchset, in order.
         alone: the outcome with nothing but what it requires; differs where another carry is in the way.
-        detail: the reason for the outcome, in words.
         finding: what the probe found, first line, or why it did not run.
         hazards: functions that both sides changed, and calls that do not fit any more.
         paths: files that it changed, or that conflict, or that it would change.
@@ -213,7 +207,6 @@ class PullChange(Model, frozen=True):
         recorded: the head that the carry pins or that the previous night saw; empty if neither is known.
         head: its head now; empty if the remote does not have it.
         state: ``merged`` where upstream's history has it; ``unknown`` where git alone cannot tell.
-        detail: what changed, in words.
     """
 
     number: int
@@ -230,8 +223,6 @@ class NightBuild(Model, frozen=True):
 
     Attributes:
         status: ``built`` also where an earlier run built the same wheel.
-        reason: why not, if it was skipped or failed.
-        carries: names of the carries in it, in order.
         left_out: names of carries of the patchset that are not in it because they are not good.
         lock: path of the lock that it was built with, to propose.
     """
@@ -255,8 +246,6 @@ class NightCheck(Model, frozen=True):
     Attributes:
         status: upstream's tests fail where one passes on the target's tree and fails on the merged one.
         reason: what failed, how much was tried, or why it was skipped.
-        report: path of a rehearsal's report.
-        passed: how many of upstream's tests pass on both trees.
         flaky: tests of upstream's that differed between the trees, and did not differ again.
     """
 
@@ -277,10 +266,6 @@ class TargetNight(Model, frozen=True):
     Attributes:
         previous: the target of the same kind that it is compared with: last night's, or the pin.
         merged: id of the tree with the whole patchset, without what did not merge.
-        carries: one for each carry of the patchset, in order.
-        kernels: the merged tree's Triton kernels.
-        tests: upstream's own tests.
-        seconds: of merging and judging.
     """
 
     target: UpstreamTarget
@@ -315,15 +300,9 @@ class Night(Model, frozen=True):
 
     Attributes:
         id: number of the night in its state file, as text, growing.
-        date: UTC date, ``2026-11-22``.
-        started: UTC time, ISO 8601.
         patchset: name of the series, such as ``0.33``; with another patchset than its own, ``mine@0.33``.
-        pin: label of the lock's own release.
         verdict: ``nothing-new`` only for a run that stopped after discovery.
         reasons: one line for each thing that a person has to decide.
-        targets: what was found, releases before commits.
-        pulls: pull requests that moved.
-        notes: what could not be asked or known, and why.
     """
 
     format: int

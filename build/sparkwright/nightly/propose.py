@@ -54,12 +54,7 @@ class ProposedCommit(Model, frozen=True):
 
 
 class HeldBack(Model, frozen=True):
-    """A carry that keeps the lock from moving.
-
-    Attributes:
-        since: date of the first night of this red run.
-        keeps: the newest target on which it was good.
-    """
+    """A carry that keeps the lock from moving."""
 
     carry: str
     judgement: Judgement
@@ -72,12 +67,6 @@ class Proposal(Model, frozen=True):
 
     Attributes:
         target: the release, or the first digits of the commit.
-        base: the commit that it stands on.
-        head: its newest commit.
-        commits: its commits, oldest first.
-        pins: whether it moves the lock.
-        held: carries that hold the release back.
-        notes: what it leaves as it is, and why.
         moved: whether the branch was written: it was missing, or differed.
         pushed: the remote that it was pushed to; empty if it was not.
     """
@@ -107,12 +96,7 @@ class Proposer:
     """The inputs of proposals.
 
     Attributes:
-        store: for scratch copies.
-        repository: the store's repository, which holds the target's tree.
         carries: the carries of the patchset, as the clone's HEAD has them.
-        find_base: gives a revision's base tree.
-        pin: the lock's present release.
-        lock_name: path of the lock in the project.
         branches: beginning of the branches' names, which ends with the release's: a series has its own.
     """
 

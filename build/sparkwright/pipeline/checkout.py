@@ -28,11 +28,7 @@ _SERIES = re.compile(r"\d+(\.\d+)+")
 
 @dataclass(frozen=True)
 class Checkout:
-    """The folder that holds ``upstream.lock``, ``patchsets/`` and ``carries/``, seen by one series.
-
-    Attributes:
-        lock_name: path of its file, relative to `root`.
-    """
+    """The folder that holds ``upstream.lock``, ``patchsets/`` and ``carries/``, seen by one series."""
 
     root: Path
     lock: Lock

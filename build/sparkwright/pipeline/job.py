@@ -40,12 +40,7 @@ _RULES = 1
 
 @dataclass(frozen=True)
 class ToolchainResource:
-    """The toolchain that kernels are compiled with, ready for CMake; see `sparkwright.probe.runner`.
-
-    Attributes:
-        lock: the pin with its ``[native]`` tables.
-        access: the store and network settings for packages and sources.
-    """
+    """The toolchain that kernels are compiled with, ready for CMake; see `sparkwright.probe.runner`."""
 
     lock: Lock
     platform: str
@@ -144,8 +139,6 @@ class Job:
     """A build spec to make into a wheel, and what that takes.
 
     Attributes:
-        facilities: resources that probes may need, by name.
-        pool: makes the runs of probes, where there are many.
         cluster: other machines that compile; this one does if there are none.
     """
 

@@ -43,7 +43,6 @@ class CompileOptions:
 
     Attributes:
         jobs: most compilers at once; by default as many as cores and memory allow.
-        keep_going: compile the other units when one fails.
         isolate: take the network away from every tool of the build.
         cluster: address of other machines that compile; empty to do that here.
     """

@@ -30,7 +30,6 @@ class Trial:
 
     Attributes:
         prover: the prover for the two trees, or for the pristine one alone.
-        paths: files that the carry changes, or would change.
         in_tree: true if the merged tree has the carry's change; else the pristine one has to do without.
     """
 

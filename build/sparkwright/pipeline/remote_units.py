@@ -32,12 +32,7 @@ _BATCH_S = 90.0  # of CPU time: a batch lays the sources out once
 
 
 class UnitsRequest(Model, frozen=True):
-    """Units to compile, one after the other.
-
-    Attributes:
-        tree: git id of the tree that is compiled.
-        units: the units, each with its expected cost.
-    """
+    """Units to compile, one after the other."""
 
     lock: Lock
     machine: str
@@ -52,7 +47,6 @@ class UnitResult(Model, frozen=True):
     """A unit that compiled, or was refused by the compiler.
 
     Attributes:
-        seconds: wall-clock time.
         record: the record of the unit cache; `None` where the unit cannot be cached.
         error: class and parts of the error, and the compiler's output; empty if it compiled.
     """
@@ -68,12 +62,7 @@ class UnitResult(Model, frozen=True):
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteCompiler:
-    """Compiles on other machines.
-
-    Attributes:
-        logs: folder for the logs of units that failed.
-        keep_going: compile the other units when one fails.
-    """
+    """Compiles on other machines."""
 
     cluster: Cluster
     repository: Repository

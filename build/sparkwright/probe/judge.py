@@ -61,9 +61,6 @@ class Prover:
     """Finds or makes proofs for one pair of trees.
 
     Attributes:
-        store: where checked-out trees, environments and earlier proofs are.
-        version: the upstream version that both are of.
-        offline: whether the environment may not be made.
         sources: dependencies' sources that carries change, with the carries in them.
         facilities: what probes may need from the outside, by name.
         pool: makes runs, where many carries are proved; else each pair of runs stands alone.

@@ -126,7 +126,6 @@ class KernelSurvey:
 
     Attributes:
         store: where trees, the environment of probes and earlier results are.
-        offline: whether the environment may not be made.
         launches: the file with what is asked of upstream's wrappers; that of the recipes by default.
         tests: whether upstream's tests are called for their launches too.
         jobs: kernels that are compiled at a time; as many as there are cores by default.

@@ -77,8 +77,6 @@ class Proof(Model, frozen=True):
     """A judged pair of runs.
 
     Attributes:
-        key: digest of all that the proof hangs on.
-        touched: the files of upstream's that it hangs on.
         environment: versions of the interpreter and the packages that matter.
     """
 

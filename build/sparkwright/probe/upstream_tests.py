@@ -101,9 +101,7 @@ class UpstreamTests(Model, frozen=True):
     """The result of upstream's tests on a merged tree.
 
     Attributes:
-        key: digest of all that it hangs on.
         files: how many files of tests touch what the patchset changes.
-        passed: how many tests pass on both trees.
         regressions: what fails on the merged tree alone, each with the end of what it said.
         flaky: tests that differed, and did not differ again.
         unjudged: how many tests of each file do not pass on the pristine tree here, by the reason.
@@ -217,8 +215,6 @@ class UpstreamGate:
     """Runs upstream's tests on a pair of trees.
 
     Attributes:
-        store: where trees, environments and earlier results are.
-        version: the upstream version that both are of.
         isolate: start of a command that keeps a process off the network.
     """
 

@@ -36,7 +36,6 @@ class RehearsalOptions:
 
     Attributes:
         checks: names of the checks to run, see `DEFAULT`.
-        offline: use no network.
         out: folder for the results; one in dist/rehearsal/ by default. A second run continues the first.
         against_pristine: compare answers with those of the unpatched wheel.
         seed: of prompts; another seed asks other ones.
@@ -67,9 +66,7 @@ class RehearsalResult(Model, frozen=True):
 
     Attributes:
         verdict: the worst of the checks' verdicts.
-        version: the release of the wheel for the CPU.
         exact: true if that is the release that the patchset was merged onto.
-        report: path of the page to read.
         statements: what the result holds for, and what it does not, one sentence each.
     """
 

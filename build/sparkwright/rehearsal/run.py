@@ -135,9 +135,6 @@ class _Rehearsal:
     """The servers of one rehearsal.
 
     Attributes:
-        verifier: runs the checks.
-        options: the user's choices.
-        served: the tree under test.
         pristine: the unpatched one, if answers are compared.
     """
 

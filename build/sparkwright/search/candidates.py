@@ -69,7 +69,6 @@ class Realiser:
     """Makes the candidates between two specs.
 
     Attributes:
-        access: the store, its repository and the network settings.
         options: options of builds; the architecture is each candidate's own.
         commits: the origin of upstream's commits, as for `open_source`.
     """

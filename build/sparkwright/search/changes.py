@@ -32,10 +32,7 @@ class SpecDifference:
     """The difference between two specs.
 
     Attributes:
-        start: the spec without any change.
-        end: the spec with all of them.
         path: points of upstream's line after the start's, the last of which is the end's.
-        changes: those of the chosen axes; upstream's in their order.
         left_out: the axes that differ too and were not chosen: candidates have the start's state of these.
     """
 
@@ -224,7 +221,6 @@ class UpstreamStep:
     """A point between two pins.
 
     Attributes:
-        title: the commit's subject, or the release.
         files: paths that it changes, where they are known.
     """
 

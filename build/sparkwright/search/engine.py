@@ -94,11 +94,7 @@ class Progress:
     """The progress of a bisection.
 
     Attributes:
-        seconds: of all evaluations.
-        result: `None` if it has not ended.
         next: the candidate that is to be judged next, as in `SearchStep.applied`; `None` if it has ended.
-        left: evaluations that are still expected.
-        refused: the reason why the search cannot go on.
     """
 
     problem: SearchProblem

@@ -70,7 +70,6 @@ class MetricJudge:
     `SearchProblem.deterministic` be true.
 
     Attributes:
-        worse_by: the share, such as 0.05.
         higher_is_better: the metric is a rate, not a time.
         baseline: the changes of the good end: none, or all of them where the start is the bad end.
         most_samples: of one arm, before the candidate is given up as unstable.
@@ -284,9 +283,6 @@ class Serving:
     """Candidates' wheels, served by a recipe.
 
     Attributes:
-        machines: run the servers: other ones, or this one.
-        recipe: a recipe's name or file.
-        verifier: runs the checks.
         profile: how much is measured; by what is judged if it is empty.
     """
 

@@ -40,8 +40,6 @@ class Evaluation(Model, frozen=True):
 
     Attributes:
         signature: of the failure; empty if good.
-        seconds: wall-clock time, with the time to make the candidate.
-        evidence: path of the log or report.
         value: the metric's value over the good end's, for a judge that measures one.
     """
 
@@ -58,8 +56,6 @@ class Change(Model, frozen=True):
 
     Attributes:
         id: short unique name: a carry's name with the kind of its change, or a commit id.
-        requires: ids of changes without which it cannot be applied.
-        files: paths that it touches, for priors.
     """
 
     id: str
@@ -78,14 +74,12 @@ class SearchProblem(Model, frozen=True):
     Attributes:
         start: the spec without any change, in words.
         end: the spec with all changes, in words.
-        changes: the difference between both.
         direction: "broke" if the start is good and the end is bad; "fixed" if the start is bad.
         deterministic: the judge gives the same verdict each time, so that one run of each end is enough.
         weights: by id of a change, how much more it is suspected than another of its axis; 1 where missing.
         any_failure: every failure counts as the one being chased, which is the bad end's otherwise.
         command: repeats one evaluation by hand; ``{applied}`` stands for the ids of the changes, with commas
             between, without those that others of them require.
-        confidence: probability of the answer at which the search ends.
         most_runs: the most repetitions of one candidate: a failure too rare to be seen in them is refused.
     """
 
@@ -151,7 +145,6 @@ class SearchResult(Model, frozen=True):
             left of a search without an answer, a range or a set.
         steps: evaluations in the order in which the search took them, those of the ends included.
         good: ids of the candidate next to the answer that is good, as in `SearchStep.applied`.
-        bad: ids of its bad counterpart.
         check: commands that repeat both, the bad one first.
     """
 

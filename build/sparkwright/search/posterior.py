@@ -30,7 +30,6 @@ class Noise:
     Attributes:
         doubt: probability that the failure does not show in each run of a bad candidate.
         shown: runs of the bad end that were bad.
-        hidden: those that were good.
         quiet: runs of the good end, all good.
     """
 
@@ -59,7 +58,6 @@ class Located:
 
     Attributes:
         last: number of the last; the first's where one change is left.
-        confidence: probability that the difference lies there.
     """
 
     first: int
@@ -77,7 +75,6 @@ class Posterior:
     Attributes:
         weights: prior of each change; they need not sum to 1.
         bad_after: positions with the difference are the bad ones, and not those without it.
-        seen: observations by position.
     """
 
     weights: Sequence[float]

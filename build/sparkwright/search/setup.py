@@ -31,17 +31,11 @@ class SearchOptions:
     Attributes:
         good: SPEC of the end that works.
         bad: SPEC of the end that fails.
-        judge: the words of ``--judge``.
-        axes: differences to search; all by default.
         carries: names of carries that alone are taken of both ends, with what they require; all by default.
         commits: a repository whose commits are the points between two pins; releases are if it is empty.
-        find_fix: the bad end is the older one.
         any_failure: every failure counts as the one searched for; signatures are not compared.
         deterministic: the judge gives one candidate the same verdict each time.
-        repeat: the most repetitions of one candidate.
-        timeout_s: the most seconds of one run of a command.
         recipe: what candidates' wheels are served by; their Python is rehearsed on the CPU if it is empty.
-        profile: how much is measured then.
         cluster: address of other machines whose cards serve the wheels; this one's does if it is empty.
         command: the words of the command line that repeat this search.
     """

@@ -61,8 +61,6 @@ class ResolvedSpec:
 
     Attributes:
         text: the SPEC, as it was given; empty for a candidate.
-        patchset: the patchset's name.
-        carries: the carries on the point, in order.
         lock: the pin with all of its digests; `None` if only the tree is known so far.
         arch: architecture of native kernels; `None` where upstream's are taken.
         merged: id of the merged tree that a wheel states; empty for other specs.

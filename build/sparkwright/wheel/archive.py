@@ -51,9 +51,6 @@ class WheelMember:
         flags: general purpose bits, as in the central directory.
         method: 0 (stored) or 8 (deflated).
         time: MS-DOS time of day.
-        crc: CRC-32 of its content.
-        compressed_size: size of its data in the archive, in bytes.
-        size: size of its content, in bytes.
         mode: Unix file type and permissions; 0 where the archive states none.
         end: offset behind its data, and behind its data descriptor where it has one.
     """
@@ -88,7 +85,6 @@ class Archive:
 
     Attributes:
         members: its files by name, in the order of their bytes.
-        folders: names of its folder entries, which are empty.
     """
 
     path: Path

@@ -71,8 +71,6 @@ class AssemblyPlan:
 
     Attributes:
         upstream_wheel: upstream's wheel for the same release; its file name gives the tags.
-        upstream_sha256: its digest, 64 hex digits.
-        version: PEP 440 version of the new wheel; see `local_version`.
         changes: every path that the merge changed, relative to the repository's root, with
             its new content, or `None` where the merge deleted it.
         record: files to put under ``sparkwright/`` in the metadata folder, by name, as JSON values.
@@ -108,12 +106,7 @@ class AssemblyPlan:
 
 @dataclass(frozen=True)
 class BuiltWheel:
-    """A finished wheel.
-
-    Attributes:
-        sha256: its digest, 64 hex digits.
-        size: in bytes.
-    """
+    """A finished wheel."""
 
     path: Path
     sha256: str

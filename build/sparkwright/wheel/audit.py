@@ -45,11 +45,8 @@ class AuditReport:
     """The result of an audit.
 
     Attributes:
-        sha256: its digest, 64 hex digits.
-        size: in bytes.
         kind: ``sparkwright`` for a wheel with a sparkwright record, ``upstream`` for one without.
         arch: the card that its kernels were judged for; empty if binaries were not inspected.
-        binaries: each of its binaries, the largest first.
     """
 
     filename: str

@@ -73,8 +73,6 @@ class InspectedBinaries:
     """The inspected binaries of one wheel.
 
     Attributes:
-        expectation: the inputs that they are compared with.
-        found: each binary that could be inspected, by member.
         faults: the reason that others could not be, by member.
     """
 

@@ -56,7 +56,6 @@ class AuditSubject:
     """The wheel under audit, and what it is compared with.
 
     Attributes:
-        facts: the facts of each member that was read.
         unknown: the other members, which are neither upstream's nor the merge's nor of the record.
         floor: the oldest Python that its code has to compile for.
         errors: member and reason of every syntax error at that floor.

@@ -48,11 +48,7 @@ class BinaryKernels(Model, frozen=True):
 
 
 class ToolPackage(Model, frozen=True):
-    """A package that binaries were compiled with.
-
-    Attributes:
-        sha256: digest of that, 64 hex digits.
-    """
+    """A package that binaries were compiled with."""
 
     filename: str
     sha256: str
@@ -85,9 +81,7 @@ class KernelsRecord(Model, frozen=True):
 
     Attributes:
         arch: the target card, as ``TORCH_CUDA_ARCH_LIST`` writes it.
-        binaries: every binary of the wheel, sorted.
         left_out: binaries that upstream's wheel has and this one has not, sorted.
-        packages: the packages of the toolchain, sorted by file name.
     """
 
     format: int
@@ -217,7 +211,6 @@ class SlimPlan:
     """The binaries that are left out, and the reasons that other useless ones stay.
 
     Attributes:
-        left_out: binaries to leave out, sorted.
         kept: the reason that each other binary without kernels for the card stays, by member.
     """
 

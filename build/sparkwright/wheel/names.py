@@ -26,7 +26,6 @@ class WheelName:
     """The parts of a wheel's file name, escaped as in the name.
 
     Attributes:
-        distribution: the project, such as ``vllm``.
         build: the build tag, usually empty.
         python: the Python tag, such as ``cp38``.
         abi: the ABI tag, such as ``abi3``.

@@ -28,22 +28,14 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, rename="kebab"):
 
 
 class RecordedPatch(_Entry, frozen=True):
-    """A carry's own patch.
-
-    Attributes:
-        sha256: digest of its bytes, 64 hex digits.
-    """
+    """A carry's own patch."""
 
     file: str
     sha256: str
 
 
 class RecordedPull(_Entry, frozen=True):
-    """A pull request that is the content of a carry.
-
-    Attributes:
-        head: its commit, 40 hex digits.
-    """
+    """A pull request that is the content of a carry."""
 
     repository: str
     number: int
@@ -51,12 +43,7 @@ class RecordedPull(_Entry, frozen=True):
 
 
 class RecordedProof(_Entry, frozen=True):
-    """The proof of a carry.
-
-    Attributes:
-        key: digest of all that it hangs on.
-        verdict: its verdict, such as ``proved``.
-    """
+    """The proof of a carry."""
 
     key: str
     verdict: str
@@ -67,9 +54,6 @@ class RecordedCarry(_Entry, frozen=True):
 
     Attributes:
         source: the dependency whose tree it changes; empty for vLLM's own.
-        patch: its patch, of a carry of its own.
-        pull: its pull request, of one that carries such.
-        proof: its proof; `None` without one.
     """
 
     name: str

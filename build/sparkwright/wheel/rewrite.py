@@ -56,12 +56,7 @@ class Kept:
 
 @dataclass(frozen=True)
 class Stored:
-    """A new member, uncompressed, dated 1980-01-01.
-
-    Attributes:
-        content: its bytes.
-        executable: whether its mode is 0755 rather than 0644.
-    """
+    """A new member, uncompressed, dated 1980-01-01."""
 
     name: str
     content: bytes
@@ -74,8 +69,6 @@ class Packed:
 
     Attributes:
         data: its content as a raw deflate stream (RFC 1951).
-        crc: CRC-32 of its content.
-        size: size of its content, in bytes.
         executable: whether its mode is 0755 rather than 0644.
     """
 

@@ -26,11 +26,7 @@ _SIGNATURES = ("RECORD.jws", "RECORD.p7s")
 
 @dataclass(frozen=True)
 class StockWheel:
-    """An open wheel whose RECORD lists exactly its members; see `open_source`.
-
-    Attributes:
-        listed: its RECORD by path.
-    """
+    """An open wheel whose RECORD lists exactly its members; see `open_source`."""
 
     archive: Archive
     name: WheelName

@@ -36,7 +36,6 @@ class Facts:
 
     Attributes:
         sha256: digest of its content, 64 hex digits; empty when it is damaged.
-        size: of its content, in bytes.
         beginning: its first 20 bytes.
         conflict: whether it holds a conflict as git writes it into a file.
         damage: the reason that it could not be read, or the empty string.

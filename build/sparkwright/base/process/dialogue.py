@@ -24,9 +24,6 @@ class Dialogue:
 
     In a session of its own it gets no Ctrl-C: it learns of the end of this process, however that comes, by
     the end of its input, and has time to clean up.
-
-    Attributes:
-        argv: program and arguments.
     """
 
     def __init__(

@@ -30,11 +30,9 @@ class Completed:
     """A program that has ended.
 
     Attributes:
-        argv: its argument list.
         status: its exit status; negative is the signal that ended it.
         stdout: its standard output, raw.
         stderr: its standard error, decoded.
-        seconds: wall-clock time.
     """
 
     argv: tuple[str, ...]

@@ -64,7 +64,6 @@ class Ended:
 
     Attributes:
         status: its exit status; negative is the signal that ended it.
-        seconds: wall-clock time.
         cpu_seconds: CPU time of it and of every descendant that was waited for.
         peak_mib: most resident memory of any one of these processes.
     """
