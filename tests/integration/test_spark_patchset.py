@@ -10,6 +10,7 @@ from runpy import run_path
 import pytest
 from subsets_kit import prefixes, telling_subsets
 
+from sparkwright.base.config import decode_json
 from sparkwright.base.errors import ToolError
 from sparkwright.carries.patchset import closure
 from sparkwright.git.repository import TreeEntry
@@ -22,7 +23,7 @@ from sparkwright.pipeline.checkout import open_checkout, series_names
 from sparkwright.pipeline.job import open_job
 from sparkwright.pipeline.options import BuildOptions
 from sparkwright.probe.pool import ProbePool
-from sparkwright.probe.proof import ProbeVerdict, read_proof
+from sparkwright.probe.proof import ProbeVerdict, Proof, proof_file
 from sparkwright.probe.upstream_tests import read_record, record_path
 
 pytestmark = pytest.mark.upstream
@@ -239,6 +240,11 @@ def test_every_part_that_requirements_allow_merges(job):
     touched = {report.outcomes[-1].carry: report.outcomes[-1].named_paths for report in alone}
     for part in telling_subsets(CARRIES, touched):
         require_merged(job, merge_part(job, part))
+
+
+def read_proof(folder, version):
+    path = folder / proof_file(version)
+    return decode_json(path.read_bytes(), Proof) if path.is_file() else None
 
 
 @pytest.mark.parametrize("carry", CARRIES, ids=by_name)

@@ -21,7 +21,7 @@ from sparkwright.probe.proof import (
     Touched,
     named_modules,
     proof_key,
-    read_proof,
+    read_proofs,
     write_proof,
 )
 from sparkwright.store import Store
@@ -305,7 +305,7 @@ def test_a_recorded_proof_is_taken_without_the_store_and_not_when_it_is_anothers
     carry = bench.carry(GOOD)
     proof = bench.prover().prove(carry, [CACHE])
     write_proof(carry.folder, proof, "1.0.0")
-    assert read_proof(carry.folder, "1.0.0") == proof
+    assert read_proofs(carry.folder) == (proof,)
     elsewhere = replace(bench.prover(), store=open_store(tmp_path / "another"))
     assert elsewhere.find(carry, [CACHE]) == proof
     write_proof(carry.folder, msgspec.structs.replace(proof, carry="other"), "1.0.0")
@@ -338,7 +338,7 @@ def test_a_later_release_is_judged_by_its_own_probe(bench: Bench) -> None:
 )
 def test_a_damaged_recorded_proof_is_an_error_that_says_what_to_do(bench: Bench, damage: bytes) -> None:
     carry = bench.carry(GOOD)
-    assert read_proof(carry.folder, "1.0.0") is None
+    assert read_proofs(carry.folder) == ()
     (carry.folder / "proofs").mkdir()
     (carry.folder / "proofs" / "1.0.0.json").write_bytes(damage)
     with pytest.raises(ConfigError, match=r"1\.0\.0\.json") as caught:

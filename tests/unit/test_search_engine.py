@@ -119,7 +119,7 @@ def test_the_state_of_a_search_is_read_from_its_journal(tmp_path: Path) -> None:
     lines = (tmp_path / FILE).read_bytes().splitlines(keepends=True)
     (tmp_path / FILE).write_bytes(b"".join(lines[:3]))
     half = status(tmp_path)
-    assert (half.evaluations, half.seconds, half.result, half.next) == (2, 5.0, None, ("c1", "c2"))
+    assert (half.evaluations, half.result) == (2, None)
     assert half.left >= 1
     assert status(tmp_path).result is None
     (tmp_path / FILE).write_bytes(b"".join(lines))

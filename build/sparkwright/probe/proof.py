@@ -151,16 +151,6 @@ def read_proofs(folder: Path) -> tuple[Proof, ...]:
     return tuple(_read(path) for path in sorted((folder / _FOLDER).glob("*.json")))
 
 
-def read_proof(folder: Path, version: str) -> Proof | None:
-    """Return the proof on upstream *version* that is recorded in a carry's *folder*, or `None`.
-
-    Raises:
-        ConfigError: the file is damaged.
-    """
-    path = folder / proof_file(version)
-    return _read(path) if path.is_file() else None
-
-
 def proof_file(version: str) -> str:
     """Return the path of the proof on upstream *version*, relative to the carry's folder."""
     return f"{_FOLDER}/{version}.json"

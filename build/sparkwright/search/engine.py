@@ -91,17 +91,11 @@ def evaluate(judge: CandidateJudge, applied: frozenset[str], attempt: int, folde
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of a bisection.
-
-    Attributes:
-        next: the candidate that is to be judged next, as in `SearchStep.applied`; `None` if it has ended.
-    """
+    """The progress of a bisection: its result, the evaluations that are left, or why it cannot go on."""
 
     problem: SearchProblem
     evaluations: int
-    seconds: float
     result: SearchResult | None = None
-    next: tuple[str, ...] | None = None
     left: float = 0.0
     refused: BisectionError | None = None
 
@@ -113,31 +107,17 @@ def status(folder: Path) -> Progress:
         ConfigError: there is no journal, or it is damaged.
     """
     recorded = read_journal(folder)
-    so_far = Progress(
-        recorded.problem,
-        len(recorded.known),
-        sum(evaluation.seconds for evaluation in recorded.known.values()),
-    )
+    so_far = Progress(recorded.problem, len(recorded.known))
     try:
-        found = _follow(recorded.problem, recorded.known)
+        searching = search(recorded.problem)
+        question = next(searching)
+        while (evaluation := recorded.known.get(question.key)) is not None:
+            question = searching.send(evaluation)
     except BisectionError as error:
         return replace(so_far, refused=error)
-    if isinstance(found, SearchResult):
-        return replace(so_far, result=found)
-    return replace(so_far, next=found.heads, left=found.left)
-
-
-def _follow(problem: SearchProblem, known: Known) -> SearchResult | Question:
-    """Return the result that *known* evaluations lead to, or the first question that they do not answer."""
-    searching = search(problem)
-    question = next(searching)
-    try:
-        while (evaluation := known.get(question.key)) is not None:
-            question = searching.send(evaluation)
     except StopIteration as done:
-        result: SearchResult = done.value
-        return result
-    return question
+        return replace(so_far, result=done.value)
+    return replace(so_far, left=question.left)
 
 
 # The journal --------------------------------------------------------------------------------------
