@@ -18,7 +18,12 @@ _TESTS = "tests"
 
 
 def choose_tests(tree: Path, changed: Collection[str]) -> list[str]:
-    """Return the test files in *tree* that touch *changed*, paths of Python files, in order."""
+    """Return the test files in *tree* that touch *changed*, paths of Python files, in order.
+
+    Args:
+        tree: folder of the tree whose tests are run.
+        changed: paths that the patchset changes or adds.
+    """
     texts = {
         path.relative_to(tree).as_posix(): path.read_text(encoding="utf-8", errors="replace")
         for path in sorted((tree / _TESTS).rglob("*.py"))
