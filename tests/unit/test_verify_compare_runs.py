@@ -260,3 +260,10 @@ def test_the_command_refuses_a_run_that_is_named_twice(tmp_path: Path, capsys: A
     assert main(words) == ConfigError.exit_code
     assert f"{old} was named twice" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_the_command_leaves_the_reports_of_the_runs_alone(tmp_path: Path, capsys: Any) -> None:
+    old, new = written(tmp_path / "old", swept(1)), written(tmp_path / "new", swept(2))
+    assert main(["verify", "compare", str(old), str(new), "--out", str(old)]) == ConfigError.exit_code
+    assert f"{old} holds a run" in capsys.readouterr().err
+    assert {path.name for path in old.iterdir()} == {"journal.jsonl"}

@@ -22,6 +22,7 @@ from report_kit import shown
 
 from sparkwright.base.text import clean
 from sparkwright.engine.findings import Finding, Verdict
+from sparkwright.engine.observations import Observation
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.journal import Run
 from sparkwright.verify.report import render_html
@@ -111,8 +112,25 @@ def test_a_healthy_run_has_passed(good: PageReader) -> None:
     assert "Where something went wrong" not in good.text
 
 
+def at_level(observation: Observation, level: int) -> Observation:
+    """Return *observation* as an edited journal may have it."""
+    load = replace(observation.cell.load, concurrency=level)
+    return replace(observation, cell=replace(observation.cell, load=load))
+
+
 @pytest.mark.parametrize(
-    "run", [Run(), Run(manifest={"model": "m"}), Run(findings=report_kit.healthy_findings(()))]
+    "run",
+    [
+        Run(),
+        Run(manifest={"model": "m"}),
+        Run(manifest={"started": "0001-01-01T00:00:00+14:00"}),
+        Run(findings=report_kit.healthy_findings(())),
+        Run(
+            observations=tuple(
+                at_level(one, level) for one in report_kit.healthy().observations[:4] for level in (0, 1, 2)
+            )
+        ),
+    ],
 )
 def test_little_is_enough(run: Run) -> None:
     assert "Findings" in PageReader(render_html(run)).text

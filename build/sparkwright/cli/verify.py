@@ -41,7 +41,7 @@ from sparkwright.recipes.recipe import load_recipe
 from sparkwright.store import open_store
 from sparkwright.store.remote import open_tier
 from sparkwright.verify.datasets import read_prompts
-from sparkwright.verify.journal import read_journal
+from sparkwright.verify.journal import FILE, read_journal
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import Plan, plan_of
 from sparkwright.verify.report import render_terminal
@@ -346,6 +346,22 @@ def evidence_folder(name: str) -> Path:
     """Return a folder below dist/evidence/ whose name begins so and ends with the time."""
     # To the microsecond: runs that begin in one second do not share a folder.
     return dist_folder(Path()) / "evidence" / f"{name}-{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}"
+
+
+def report_folder(out: Path | None, name: str) -> Path:
+    """Return *out*, or an `evidence_folder`, for a report that is not of a run there.
+
+    Raises:
+        ConfigError: *out* holds a run, whose own report would be replaced.
+    """
+    folder = (out or evidence_folder(name)).absolute()
+    if (folder / FILE).exists():
+        raise ConfigError(
+            f"{folder} holds a run",
+            because="its report would be replaced",
+            next_step="name another folder: --out FOLDER",
+        )
+    return folder
 
 
 @contextlib.contextmanager

@@ -25,12 +25,12 @@ from sparkwright.cli.verify import (
     RESUME,
     SEED,
     SPEED,
-    evidence_folder,
     execute,
     given_of,
     objective,
     recorded_options,
     refuse_stated,
+    report_folder,
     shown,
     shown_plan,
 )
@@ -120,7 +120,7 @@ def command(
                 [Path(one) for one in (side, *also) if one]
                 for side, also in ((before, also_before), (after, also_after))
             )
-            return shown(_runs(old, new, (out or evidence_folder("compare")).absolute()))
+            return shown(_runs(old, new, report_folder(out, "compare")))
         if resume is not None:
             options = recorded_options(context, resume, {**asked, "url": ""}, "")
         else:
@@ -154,8 +154,12 @@ def _compared(before: str | None, after: str | None, vary: Sequence[str]) -> str
         try:
             recipe_path(recipe_and_use(place)[0])
         except UnknownNameError as error:
+            close = error.next_step.startswith("did you mean")
             raise UnknownNameError(
-                f"there is no run, wheel or recipe {place!r}", next_step=error.next_step
+                f"there is no run, wheel or recipe {place!r}",
+                next_step=error.next_step
+                if close
+                else "name the folder of a run, a file, or a recipe that ships",
             ) from error
         return "two recipes"
 

@@ -13,7 +13,7 @@ from sparkwright.cli.globals import Command, takes
 from sparkwright.cli.options import NAMES, require_libraries
 from sparkwright.cli.result import Result
 from sparkwright.cli.terminal import showing_events
-from sparkwright.cli.verify import MODEL, OUT, evidence_folder, shown
+from sparkwright.cli.verify import MODEL, OUT, report_folder, shown
 from sparkwright.engine.cell import Deadlines
 from sparkwright.engine.client.endpoint import Endpoint, check_endpoint, open_session
 from sparkwright.store.paths import default_home
@@ -67,7 +67,7 @@ def command(
         earlier = read_scores(before) if before is not None else ()
         root = url.rstrip("/").removesuffix("/v1").rstrip("/")
         request = EvalRequest(root, asyncio.run(served()), api_key=key, **asked)
-        folder = (out or evidence_folder(f"{VerifyOptions(url=url).title}-eval")).absolute()
+        folder = report_folder(out, f"{VerifyOptions(url=url).title}-eval")
         scores = evaluate(request, folder, default_home() / "evaluation")
         results = write_report(evaluation_run(request, scores, earlier), folder)
     return shown(results)

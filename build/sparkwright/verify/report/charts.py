@@ -261,7 +261,7 @@ def _load_chart(found: Sequence[CellFigures], speed: float) -> Iterator[Chart]:
 
 def _by_arm(found: Sequence[CellFigures], speed: float) -> dict[str, dict[int, list[Figures]]]:
     """Return the figures of the starts of each arm by concurrency, of as many arms as there are marks."""
-    counting = [one for one in found if one.observation.counted and not one.trouble]
+    counting = [one for one in found if one.observation.counted and not one.trouble and one.concurrency > 0]
     made = {one.observation.cell.check for one in counting}
     check = next((name for name in _LOADED if name in made), "")
     groups: dict[tuple[str, int, int], list[CellFigures]] = {}

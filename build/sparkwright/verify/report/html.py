@@ -131,9 +131,9 @@ def _moment(stamp: str) -> str:
     """Return a moment in ISO 8601 in a short form, or the words as they are."""
     try:
         moment = datetime.fromisoformat(stamp)
-    except ValueError:
+        return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if moment.tzinfo else f"{moment:%Y-%m-%d %H:%M}"
+    except (ValueError, OverflowError):  # also before the year 1
         return clean(stamp)
-    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M} UTC" if moment.tzinfo else f"{moment:%Y-%m-%d %H:%M}"
 
 
 @cache  # compiling templates takes a third of a second
