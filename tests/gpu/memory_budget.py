@@ -32,7 +32,7 @@ from typing import Any
 from fleet.shapes import ATTENTION, NORMS, config, rows
 from fleet.tensors import Checkpoint, write_checkpoint
 from pair.sessions import run_engine
-from serve_pair import environment, parser_of, say, say_faults
+from serve_pair import environment, parser_of, say
 
 from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server.bootlog import read_boot_log
@@ -203,7 +203,13 @@ def main() -> int:
     (args.out / "report.json").write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
     (args.out / "table.md").write_text(table(records) + "\n", encoding="utf-8")
     say(table(records))
-    return say_faults({name: record["faults"] for name, record in records.items()})
+    failed = 0
+    for name, record in records.items():
+        failed += bool(record["faults"])
+        for fault in record["faults"]:
+            say(f"FAIL {name}: {fault}")
+    say(f"{len(records) - failed} passed, {failed} failed")
+    return 1 if failed or not records else 0
 
 
 if __name__ == "__main__":

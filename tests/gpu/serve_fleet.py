@@ -44,9 +44,9 @@ from typing import Any
 from fleet import judge
 from fleet.load import LEVELS
 from fleet.matrix import CACHES, Cell, Fleet
-from fleet.shapes import MAX_MODEL_LEN, checkpoint, layers_of, speculative
+from fleet.shapes import checkpoint, layers_of, speculative
 from fleet.tensors import kept_checkpoint
-from pair.models import cell_arguments
+from pair.models import MAX_MODEL_LEN, cell_arguments
 from pair.sessions import run_cell
 from serve_pair import IN_PROCESS, environment, parser_of, say
 

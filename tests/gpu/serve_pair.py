@@ -80,16 +80,6 @@ def say(line: str) -> None:
     sys.stdout.flush()
 
 
-def say_faults(found: Mapping[str, Sequence[str]]) -> int:
-    """Print the faults of each case and how many cases have some; return the script's exit status."""
-    for name, some in found.items():
-        for fault in some:
-            say(f"FAIL {name}: {fault}")
-    failed = sum(map(bool, found.values()))
-    say(f"{len(found) - failed} passed, {failed} failed")
-    return 1 if failed or not found else 0
-
-
 def parser_of(told: str | None) -> argparse.ArgumentParser:
     """Return the parser of a script that says *told* of itself, with its folder for results."""
     parser = argparse.ArgumentParser(description=told, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -6,10 +6,10 @@ import random
 from dataclasses import dataclass
 
 from pair.load import ACCEPTED, DRAFTED, Request
-from pair.models import words
+from pair.models import MAX_MODEL_LEN, words
 
 LEVELS = (1, 8, 64)
-PREFIX, PREFIX_OUTPUT = 1500, 24
+PREFIX_OUTPUT = 24
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,9 @@ def requests(level: int) -> list[Asked]:
 
 
 def prefix() -> Asked:
-    """Return a long request, to be asked for twice: the second time from the prefix cache."""
-    return Asked(words(random.Random("fleet-prefix"), PREFIX), PREFIX_OUTPUT)
+    """Return a request up to the longest sequence, to be asked for twice: then from the prefix cache."""
+    length = MAX_MODEL_LEN - PREFIX_OUTPUT
+    return Asked(words(random.Random("fleet-prefix"), length), PREFIX_OUTPUT)
 
 
 def expected(level: int) -> dict[str, int]:

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from pair.load import ACCEPTED, DRAFTED
-from pair.models import VOCABULARY
+from pair.models import MAX_MODEL_LEN, VOCABULARY
 
 from fleet.tensors import HEAD, MATRIX, TIED_NORM, Checkpoint, Tensor, kept_checkpoint
 
-MAX_MODEL_LEN, HIDDEN, EXPERTS, WINDOW = 2048, 512, 8, 64
+HIDDEN, EXPERTS, WINDOW = 512, 8, 64
 DRAFTERS = ("none", "dflash", "windows", "mtp", "eagle3", "ngram")
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 

@@ -1,4 +1,4 @@
-"""Read one attention layer, over NVFP4 and over 16 bits, by the patched tree's kernels alone."""
+"""Read one attention layer over an NVFP4 cache by the patched tree's kernels alone."""
 
 from __future__ import annotations
 
@@ -120,9 +120,9 @@ class Case:
 
 
 class Layer:
-    """A cache in NVFP4 and one in 16 bits with the same tokens, and the buffers of one layer."""
+    """A cache in NVFP4 with made-up tokens, and the buffers of one layer."""
 
-    def __init__(self, reader: Any, kv: Any, case: Case, blocks: int, *, plain: bool, seed: int) -> None:
+    def __init__(self, reader: Any, kv: Any, case: Case, blocks: int, *, seed: int) -> None:
         self.reader, self.kv, self.blocks = reader, kv, blocks
         # 0.33 has two rows of bytes for a head in NVFP4, 0.24 a dimension for K and V: the same pages.
         in_rows = hasattr(reader, "MAX_3D_QUERY_LEN")
@@ -135,13 +135,6 @@ class Layer:
             if in_rows
             else self.pages.view(blocks, 2, BLOCK, case.kv_heads, width)
         )
-        # Keys and values side by side in a row, as 0.33 has them; 0.24 has them apart.
-        rows = (blocks, BLOCK, case.kv_heads, 2, case.size)
-        apart = (blocks, 2, BLOCK, case.kv_heads, case.size)
-        self.plain = None
-        if plain:
-            self.plain = torch.zeros(rows if in_rows else apart, dtype=case.dtype, device="cuda")
-            self.plain = self.plain.permute(0, 3, 1, 2, 4) if in_rows else self.plain
         self.scales = torch.tensor(SCALES, device="cuda")
         source = torch.Generator(device="cuda").manual_seed(seed)
         some = min(blocks, 256)
@@ -152,21 +145,13 @@ class Layer:
         self.written = some, (key, value)
         for begin in range(some, blocks, some):
             self.pages[begin : begin + some] = self.pages[: min(some, blocks - begin)]
-        if self.plain is not None:
-            pages = torch.stack([key, value]).view(2, some, BLOCK, *size[1:]).transpose(0, 1)
-            for begin in range(0, blocks, some):
-                self.plain[begin : begin + some] = pages[: min(some, blocks - begin)]
         largest = max(case.size, case.builder)
         self.buffers = kv.nvfp4_segment_buffers(case.heads, largest, case.dtype, torch.device("cuda"))
         self.sinks = torch.linspace(-1, 1, case.heads, device="cuda") if case.sinks else None
 
-    def attend(self, case: Case, step: Step, output: torch.Tensor, *, nvfp4: bool = True) -> None:
+    def attend(self, case: Case, step: Step, output: torch.Tensor) -> None:
         """Read *step* of *case* by vLLM's wrapper of the kernel."""
-        if nvfp4:
-            key, value = self.kv.nvfp4_code_views(self.packed)
-        else:
-            assert self.plain is not None
-            key, value = self.plain.unbind(1)
+        key, value = self.kv.nvfp4_code_views(self.packed)
         outputs, maxima, sums = self.buffers
         few = 128 // case.kv_heads  # requests that upstream splits the decode of
         self.reader.unified_attention(
@@ -179,7 +164,7 @@ class Layer:
             k_descale=self.scales[0], v_descale=self.scales[1],
             seq_threshold_3D=few, num_par_softmax_segments=16,
             softmax_segm_output=outputs, softmax_segm_max=maxima, softmax_segm_expsum=sums,
-            sinks=self.sinks, kv_quant_mode=KVQuantMode.NVFP4 if nvfp4 else KVQuantMode.NONE,
+            sinks=self.sinks, kv_quant_mode=KVQuantMode.NVFP4,
         )  # fmt: skip
 
 

@@ -6,7 +6,6 @@ vLLM makes the weights up (``load_format="dummy"``) and is given token ids.
 from __future__ import annotations
 
 import json
-import os
 import random
 import shutil
 from pathlib import Path
@@ -16,8 +15,6 @@ from pair.load import ACCEPTED, DRAFTED
 from sparkwright.engine.tiny import VOCABULARY, write_tiny_models
 
 MAX_MODEL_LEN = 2048
-# Engines that boot side by side on one card measure each other's memory: this many GiB are taken instead.
-CACHE_BYTES = int(float(os.environ.get("PAIR_CACHE_GIB", "0")) * 2**30) or None
 WINDOW_LAYERS = ["sliding_attention"] * 4 + ["full_attention"]
 
 
@@ -53,7 +50,6 @@ def pair_arguments(spec: dict[str, Any], *, max_model_len: int = MAX_MODEL_LEN) 
         "seed": 0,
         "max_model_len": max_model_len,
         "gpu_memory_utilization": spec["gpu_memory_utilization"],
-        "kv_cache_memory_bytes": CACHE_BYTES,
         "enforce_eager": spec["eager"],
         "enable_flashinfer_autotune": False,  # not needed for correctness, and takes longer than all the rest
         "speculative_config": {
