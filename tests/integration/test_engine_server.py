@@ -19,6 +19,7 @@ from sparkwright.base.errors import ServerError, ToolError
 from sparkwright.base.events import subscribe
 from sparkwright.engine.cell import Deadlines
 from sparkwright.engine.observations import BootFacts
+from sparkwright.engine.server import lifecycle
 from sparkwright.engine.server.failures import ServerFailedError
 from sparkwright.engine.server.launch import start_server
 from sparkwright.engine.server.lifecycle import ServerProcess
@@ -220,14 +221,14 @@ def test_a_server_that_was_killed_says_137(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "why", "boot_s"),
     [
-        ("never-listens", "nothing listens at its port", 4.0),
+        ("never-listens", "nothing listens at its port", 2.0),
         # These listen, so that a few canaries end it long before the boot's time does.
         ("no-tokens", "", 300.0),
         ("error-500", "status", 300.0),
     ],
 )
 def test_a_server_that_never_answers_runs_out_of_time(tmp_path, fault, why, boot_s):
-    deadlines = Deadlines(connect_s=5, canary_s=2)
+    deadlines = Deadlines(connect_s=5, canary_s=1)
     error = fails(faulty(tmp_path, fault, "deaf", boot_s=boot_s, end_s=0.5, deadlines=deadlines))
     assert error.cause.name == "boot-timeout"
     assert error.status is None, "it still ran"
@@ -243,7 +244,7 @@ def test_the_last_lines_of_a_log_are_shown_where_time_ran_out(tmp_path: Path) ->
         *(f"loading {number} of 40" for number in range(41)),
     ]
     said.write_text("\n".join(lines), encoding="utf-8")
-    error = fails(faulty(tmp_path, "never-listens", "deaf", boot_s=12.0, end_s=0.5, said=said))
+    error = fails(faulty(tmp_path, "never-listens", "deaf", boot_s=6.0, end_s=0.5, said=said))
     assert error.cause.name == "boot-timeout"
     assert "loading 40 of 40" in error.log_excerpt
     assert "optional module" not in error.log_excerpt
@@ -253,11 +254,11 @@ def test_the_last_lines_of_a_log_are_shown_where_time_ran_out(tmp_path: Path) ->
 
 
 def compiling(tmp_path: Path, *arguments: str) -> ServerProcess:
-    """A server whose FlashInfer compiles at first, and that may take 12 s after each file."""
+    """A server whose FlashInfer compiles at first, and that may take 6 s after each file."""
     return server(
         tmp_path,
         *arguments,
-        boot_s=12.0,
+        boot_s=6.0,
         end_s=0.5,
         environment={"FLASHINFER_WORKSPACE_BASE": str(tmp_path)},
     )
@@ -272,9 +273,9 @@ def cache(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_each_file_of_flashinfers_compilers_starts_the_limit_again(tmp_path: Path, cache: Path) -> None:
-    this = compiling(tmp_path, "--compile", str(cache), "18")
+    this = compiling(tmp_path, "--compile", str(cache), "9")
     boot(this)
-    assert this.facts.seconds > 12, "it is time of the boot"
+    assert this.facts.seconds > 6, "it is time of the boot"
 
 
 @pytest.mark.slow
@@ -328,6 +329,12 @@ def test_a_program_that_does_not_exist_is_a_tool_error(tmp_path: Path) -> None:
 # The end -----------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def hasty_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give up soon on processes that are said to be on their way out."""
+    monkeypatch.setattr(lifecycle, "_DYING_S", 0.5)
+
+
 def test_what_does_not_hear_is_killed(tmp_path: Path) -> None:
     this = faulty(tmp_path, "deaf", end_s=0.5)
     boot(this)
@@ -336,7 +343,7 @@ def test_what_does_not_hear_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("deaf", [False, True])
-def test_an_engine_that_left_the_group_is_found_and_killed(tmp_path: Path, deaf: bool) -> None:  # noqa: FBT001
+def test_an_engine_that_left_the_group_is_found_and_killed(tmp_path, deaf, hasty_end):
     faults = ["engine-escapes", *(["deaf"] if deaf else [])]
     heard: list[str] = []
 
@@ -353,7 +360,7 @@ def test_an_engine_that_left_the_group_is_found_and_killed(tmp_path: Path, deaf:
     assert "warning" in heard
 
 
-def test_an_engine_that_outlives_the_server_is_counted_and_killed(tmp_path: Path) -> None:
+def test_an_engine_that_outlives_the_server_is_counted_and_killed(tmp_path: Path, hasty_end: None) -> None:
     async def use() -> ServerProcess:
         async with faulty(tmp_path, "orphan") as this:
             await engine_up(this)

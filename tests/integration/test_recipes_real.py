@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,12 @@ import pytest
 from kit import Recorder
 
 from sparkwright.base.events import subscribe
+from sparkwright.cli.main import main
 from sparkwright.engine.release import CheckedRecipe, check_recipes
 from sparkwright.git.repository import open_repository
 from sparkwright.pipeline.checkout import open_checkout, series_names
-from sparkwright.recipes.recipe import Recipe, recipes
+from sparkwright.recipes.imported import import_recipe
+from sparkwright.recipes.recipe import Recipe, load_recipe, recipes
 from sparkwright.store import open_store
 
 ROOT = Path(__file__).parents[2]
@@ -141,6 +144,11 @@ SUCCESSORS = {
     "flags": {"enable-mamba-shared-prefix-checkpoint": True, "linear-backend": "flashinfer_cutlass"},
 }
 
+HEALTHY = ROOT / "build" / "sparkwright" / "recipes" / "shipped" / "llama-3.3-70b.toml"
+DEAD = '[environment]\nVLLM_FP8_MOE_BACKEND = "x"\n\n'
+IMPORTED = "VLLM_USE_V1=1 HF_TOKEN=secret vllm serve org/model --use-v2-block-manager --max-num-seqs 4"
+"""What the command line is asked in tests below, after one start of the parser has answered all."""
+
 Results = dict[tuple[str, str], list[CheckedRecipe]]
 
 pytestmark = [pytest.mark.slow, pytest.mark.upstream]
@@ -150,7 +158,16 @@ def made(name: str, changes: dict[str, Any]) -> Recipe:
     return Recipe(**({"format": 1, "name": name, "title": "Made up", "model": "some/model"} | changes))
 
 
-def check_all() -> Results:
+@pytest.fixture(scope="module")
+def ill(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file with a shipped recipe and a variable that its release does not read."""
+    path = tmp_path_factory.mktemp("ill") / "ill.toml"
+    text = HEALTHY.read_text(encoding="utf-8").replace("\n[why]", f"\n{DEAD}[why]")
+    path.write_text(text.replace('name = "', 'name = "ill-', 1), encoding="utf-8")
+    return path
+
+
+def check_all(*more: Recipe) -> Results:
     """Return outcomes by recipe and series."""
     ill = [made(f"ill-{name}", planted) for name, (planted, _, _) in PLANTED.items()]
     twins = [made(f"twin-{name}", twin) for name, (_, _, twin) in PLANTED.items()]
@@ -159,7 +176,9 @@ def check_all() -> Results:
     ill.append(made("several", {"flags": {"past": 1, "load-format": "none", "max-num-seqs": "many"}}))
     store = open_store()
     with contextlib.closing(open_repository(store.git)) as repository:
-        checked = check_recipes(open_checkout(ROOT), store, repository, [*SHIPPED.values(), *ill, *twins])
+        checked = check_recipes(
+            open_checkout(ROOT), store, repository, [*SHIPPED.values(), *ill, *twins, *more]
+        )
     found: Results = {}
     for one in checked:
         found.setdefault((one.recipe, one.series), []).append(one)
@@ -167,9 +186,9 @@ def check_all() -> Results:
 
 
 @pytest.fixture(scope="module")
-def results() -> Results:
+def results(ill: Path) -> Results:
     """Everything asked at once: starting vLLM's parser takes a minute."""
-    return check_all()
+    return check_all(load_recipe(ill), import_recipe(IMPORTED)[0])
 
 
 @pytest.mark.parametrize("series", series_names(ROOT))
@@ -218,5 +237,27 @@ def test_what_was_asked_once_is_answered_by_the_store(results: Results) -> None:
     recorder = Recorder()
     with subscribe(recorder):
         again = check_all()
-    assert again == results
+    assert all(results[name] == found for name, found in again.items())
     assert [data["name"] for data in recorder.of("task.started") if "ask vllm" in data["name"]] == []
+
+
+def test_the_command_names_a_dead_variable_and_is_silent_on_its_twin(results, ill, capsys):
+    words = ["recipe", "check", "--root", str(ROOT), "--series", "0.24", "--json"]
+    assert main([*words, str(HEALTHY)]) == 0
+    assert [one["problems"] for one in json.loads(capsys.readouterr().out)] == [[], [], [], []]
+    assert main([*words, str(ill)]) == 10
+    said = json.loads(capsys.readouterr().out.partition("\n]")[0] + "]")
+    assert {problem["name"] for one in said for problem in one["problems"]} == {"VLLM_FP8_MOE_BACKEND"}
+
+
+def test_an_import_leaves_out_what_the_release_lacks_and_says_so(results, tmp_path, capsys):
+    out = tmp_path / "mine.toml"
+    words = ["recipe", "import", IMPORTED, "--out", str(out), "--root", str(ROOT)]
+    assert main([*words, "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)["remarks"]
+    left = {"VLLM_USE_V1", "HF_TOKEN", "--use-v2-block-manager"}
+    assert {(one["level"], one["what"]) for one in said} == {("left out", name) for name in left}
+    recipe = load_recipe(out)
+    assert (recipe.model, recipe.flags, recipe.environment) == ("org/model", {"max-num-seqs": 4}, {})
+    assert main(words) != 0
+    assert "exists" in capsys.readouterr().err

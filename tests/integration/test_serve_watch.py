@@ -22,6 +22,7 @@ from sparkwright.base.events import Event, subscribe
 from sparkwright.engine.client.endpoint import open_session
 from sparkwright.engine.server.launch import start_server
 from sparkwright.engine.server.lifecycle import ServerProcess
+from sparkwright.serve import engine
 from sparkwright.serve.engine import ServedEngine
 from sparkwright.serve.supervise import WatchOptions, pulsing, watch
 from sparkwright.serve.watchdog import WatchLimits
@@ -124,8 +125,9 @@ def test_a_healthy_engine_under_load_is_left_alone(tmp_path: Path) -> None:
     assert this.verdicts() == ["healthy"]
 
 
-@pytest.mark.slow
-def test_a_stopped_server_is_found(tmp_path: Path) -> None:
+def test_a_stopped_server_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_ANSWER_S", 1.0)
+
     async def run() -> None:
         async with watched(tmp_path) as this:
             await this.until(this.verdicts)

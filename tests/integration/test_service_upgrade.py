@@ -142,8 +142,8 @@ def test_the_old_wheel_serves_again_where_the_new_one_does_not_answer(
     if fault.startswith("dead"):  # it starts and never brings a token
         from sparkwright.engine import cell
 
-        service.manager.patience_s = 15.0
-        quick = cell.Deadlines(canary_s=2.0)
+        service.manager.patience_s = 8.0
+        quick = cell.Deadlines(canary_s=1.0)
         monkeypatch.setattr(cell, "Deadlines", lambda: quick)
     with pytest.raises(ServerEndedError, match="the environment before it serves again") as caught:
         service.upgrade("2.0", fault)

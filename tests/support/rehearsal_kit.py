@@ -40,7 +40,7 @@ if FAULT == "does-not-start":
 from sparkwright.verify.simulator.main import main
 
 arguments = ["--host", option("--host"), "--port", option("--port"), "--model", option("--served-model-name")]
-arguments += ["--speed", "60", "--k", "0", "--max-model-len", "4096"]
+arguments += ["--speed", "600", "--k", "0", "--max-model-len", "4096"]
 if FAULT:
     arguments += ["--fault", FAULT]
 sys.exit(main(arguments))

@@ -92,41 +92,6 @@ def test_verify_refuses_a_use_that_the_recipe_does_not_have(tmp_path, capsys):
     assert "known: single, shared, many" in capsys.readouterr().err
 
 
-@pytest.mark.slow
-@pytest.mark.upstream
-def test_check_names_a_dead_variable_and_is_silent_on_its_twin(tmp_path, capsys):
-    healthy = ROOT / "build" / "sparkwright" / "recipes" / "shipped" / "llama-3.3-70b.toml"
-    ill = tmp_path / "ill.toml"
-    text = healthy.read_text(encoding="utf-8").replace(
-        "\n[why]", '\n[environment]\nVLLM_FP8_MOE_BACKEND = "x"\n\n[why]'
-    )
-    ill.write_text(text, encoding="utf-8")
-    words = ["recipe", "check", "--root", str(ROOT), "--series", "0.24", "--json"]
-    assert main([*words, str(healthy)]) == 0
-    assert [one["problems"] for one in json.loads(capsys.readouterr().out)] == [[], [], [], []]
-    assert main([*words, str(ill)]) == 10
-    said = json.loads(capsys.readouterr().out.partition("\n]")[0] + "]")
-    assert {problem["name"] for one in said for problem in one["problems"]} == {"VLLM_FP8_MOE_BACKEND"}
-
-
-@pytest.mark.slow
-@pytest.mark.upstream
-def test_import_leaves_out_what_the_release_lacks_and_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = "VLLM_USE_V1=1 HF_TOKEN=secret vllm serve org/model --use-v2-block-manager --max-num-seqs 4"
-    out = tmp_path / "mine.toml"
-    words = ["recipe", "import", command, "--out", str(out), "--root", str(ROOT)]
-    assert main([*words, "--json"]) == 0
-    said = json.loads(capsys.readouterr().out)["remarks"]
-    left = {"VLLM_USE_V1", "HF_TOKEN", "--use-v2-block-manager"}
-    assert {(one["level"], one["what"]) for one in said} == {("left out", name) for name in left}
-    recipe = load_recipe(out)
-    assert (recipe.model, recipe.flags, recipe.environment) == ("org/model", {"max-num-seqs": 4}, {})
-    assert main(words) != 0
-    assert "exists" in capsys.readouterr().err
-
-
 def test_a_recipe_that_cannot_be_written_is_refused_before_the_release_is_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

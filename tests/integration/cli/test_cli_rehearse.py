@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 import tomlkit
-from rehearsal_kit import cpu_wheel, model_wheel, rehearsed, stage
+from rehearsal_kit import SERVE, cpu_wheel, model_wheel, rehearsed, stage
 from wheelkit import sha256
 from world import World, wait_until
 
@@ -155,6 +155,7 @@ class TestRefusals:
 
 class TestResuming:
     def test_killed_it_leaves_no_server_and_goes_on(self, staged: World, tmp_path: Path) -> None:
+        staged.carry("slow", {"vllm/entrypoints/cli/main.py": SERVE.replace('"600"', '"60"')})
         journal = tmp_path / "out" / "plain" / "journal.jsonl"
         child = staged.start("rehearse", *QUICK, "--out", tmp_path / "out")
 
