@@ -91,8 +91,8 @@ def test_pip_refuses_a_wheel_that_was_changed_after_publishing(dist: Path, tmp_p
 def uv(*arguments: str | Path, stdin: str = "") -> str:
     program = shutil.which("uv") or Path(sys.executable).with_name("uv")
     done = subprocess.run(
-        [program, "--no-config", "--no-cache", "--no-python-downloads", *arguments], input=stdin, check=True, capture_output=True,
-        text=True,
+        [program, "--no-config", "--no-cache", "--no-python-downloads", *arguments],
+        input=stdin, check=True, capture_output=True, text=True,
     )  # fmt: skip
     return done.stdout + done.stderr
 
