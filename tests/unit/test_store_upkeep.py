@@ -1,15 +1,19 @@
 """Looking after the store: what it holds, whether it is sound, and what may go."""
 
+import errno
 import os
+import shutil
 import subprocess
 import time
 from pathlib import Path
 
+import click
 import pytest
 from kit import Recorder, finish, python, seed_environment
 
 from sparkwright.base.digests import sha256_bytes
-from sparkwright.base.errors import LostFileError
+from sparkwright.base.errors import LostFileError, StorageError
+from sparkwright.cli.output import events_kept
 from sparkwright.probe.environment import bytecode_folder
 from sparkwright.store import Store, note_use
 from sparkwright.store.prune import Pruned, PruneLimits, prune
@@ -427,3 +431,19 @@ def test_a_file_that_cannot_be_read_is_a_fault(store: Store, monkeypatch: pytest
 
     monkeypatch.setattr(os, "open", fail)
     assert faults(store) == {path: "it cannot be read: Input/output error"}
+
+
+def test_a_store_that_cannot_be_written_is_one_error(store: Store, tmp_path: Path) -> None:
+    with store.running():
+        pass
+    shutil.rmtree(store.runs)
+    store.runs.touch()
+    with pytest.raises(StorageError, match=f"using the store {store.home} failed"), store.running():
+        pass
+    with (
+        click.Context(click.Command("serve"), info_name="serve"),
+        pytest.raises(StorageError, match="'serve' failed"),
+        events_kept(tmp_path / "run"),
+    ):
+        raise OSError(errno.ENOSPC, "full")
+    assert not list((tmp_path / "run").glob("crash-*"))

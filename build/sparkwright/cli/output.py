@@ -126,5 +126,6 @@ def events_kept(folder: Path, instead: str = "point SPARKWRIGHT_HOME to another 
 
     with storing(f"writing to {folder}", instead=instead):
         log = JsonlSink(folder / EVENTS)
-    with crashes_kept(folder), contextlib.closing(log), subscribe(log):
+    what = f"'{click.get_current_context().command_path}'"
+    with crashes_kept(folder), storing(what, instead=instead), contextlib.closing(log), subscribe(log):
         yield

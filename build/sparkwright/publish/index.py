@@ -131,7 +131,7 @@ def publish(
     """
     wheels = wheels_in(folder)
     _check_wheels(wheels)
-    with storing(f"publishing into {folder}"):
+    with storing(f"publishing into {folder}", instead="publish into another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         with hold(folder / _LOCK, f"the index in {folder}"):
             described = [describe(wheel, digests) for wheel in wheels]

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkwright.base.events import emit
+from sparkwright.store.atomic import storing
 from sparkwright.store.owned import is_owned, owned_file, sweep_file
 
 NOTED_EVERY_S = 3600.0
@@ -56,7 +57,7 @@ class ActiveRun:
 def running(folder: Path) -> Iterator[ActiveRun]:
     """Be seen in *folder* as a run for the length of the block."""
     with contextlib.ExitStack() as stack:
-        with _locked(folder, fcntl.LOCK_SH):
+        with storing(f"using the store {folder.parent}"), _locked(folder, fcntl.LOCK_SH):
             _, path = stack.enter_context(owned_file(folder, f"{os.getpid()}-"))
         yield ActiveRun(path, path.stat().st_mtime)
 

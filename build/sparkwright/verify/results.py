@@ -102,7 +102,8 @@ def write_files(
     folder: Path, rendered: Mapping[str, bytes], also: Iterable[str] = ()
 ) -> tuple[tuple[Path, int, str], ...]:
     """Write files by name to *folder*; return the path, the size and the SHA-256 of each, and of others."""
-    with storing(f"writing to {folder}", instead="resume the run elsewhere: no cell is measured twice"):
+    resumed = "copy the run to another disk, and resume it there: no cell is measured twice"
+    with storing(f"writing to {folder}", instead=resumed if also else "name another folder: --out FOLDER"):
         folder.mkdir(parents=True, exist_ok=True)
         for name, data in rendered.items():
             write_atomically(folder / name, data)

@@ -116,7 +116,9 @@ def _no_name(filename: str, because: str) -> WheelError:
     return WheelError(
         f"{filename} is not a wheel's file name",
         because=because,
-        next_step=f"{copied}rename it to {whole}" if whole != filename else "",
+        next_step=f"{copied}rename it to {whole}"
+        if whole != filename
+        else "give a wheel, by the name that its builder gave it",
     )
 
 
