@@ -104,11 +104,7 @@ class JournalFile:
 
 
 def read_lines(path: Path, *, subject: str) -> list[bytes]:
-    """Return the whole lines of the journal at *path*; a cut last line is left out.
-
-    Raises:
-        ConfigError: it does not exist, or is no regular file.
-    """
+    """Return the whole lines of the journal at *path*; a cut last line is left out."""
     _require_regular(path, subject)
     try:
         data = path.read_bytes()

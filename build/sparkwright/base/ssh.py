@@ -49,11 +49,7 @@ class SshHost:
 
 
 def parse_host(text: str) -> SshHost:
-    """Return the machine of *text*, ``[user@]host[:port]``.
-
-    Raises:
-        ValueError: it is none, or holds a password; the text is the reason.
-    """
+    """Return the machine of *text*, ``[user@]host[:port]``."""
     # Not urlsplit: it drops tabs and newlines, and takes the case from aliases.
     user, at, place = text.rpartition("@")
     if ":" in user:

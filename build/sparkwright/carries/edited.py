@@ -128,11 +128,7 @@ def _require_release(folder: Path, repository: Repository, known: Mapping[str, T
 
 
 def _is_link(path: str, file: Path, entry: TreeEntry | None) -> bool:
-    """Tell if *file* is a symbolic link as in the tree, which no carry changes; otherwise it is a plain file.
-
-    Raises:
-        PatchError: it is neither.
-    """
+    """Tell if *file* is a symbolic link as in the tree, which no carry changes, or else a plain file."""
     if file.is_symlink() or (entry is not None and entry.mode == LINK):
         if entry is None or not file.is_symlink() or blob_id(os.fsencode(file.readlink())) != entry.blob:
             raise PatchError(f"{path} cannot be part of a carry", because="it is a symbolic link")

@@ -232,11 +232,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def parse_pull(text: str) -> PullName:
-    """Return what ``45544``, ``#45544`` or the address of a pull request names.
-
-    Raises:
-        UnknownNameError: it is none of these.
-    """
+    """Return what ``45544``, ``#45544`` or the address of a pull request names."""
     found = _PULL.fullmatch(text.strip())
     if found is None or int(found["number"]) == 0:
         raise UnknownNameError(

@@ -269,11 +269,7 @@ class Carry:
         return sha256_bytes(self._patch_text(revision))
 
     def content_id(self, version: str) -> str:
-        """Return digest of what the carry changes when merged onto *version*: not of its prose.
-
-        Raises:
-            ConfigError: its patch is missing.
-        """
+        """Return digest of what the carry changes when merged onto *version*: not of its prose."""
         if self.superseded_in(version) is not None:
             return digest_of({"superseded": True})  # it changes nothing there
         if self.spec.pull is not None:
@@ -309,11 +305,7 @@ class Carry:
 
 
 def load_carry(folder: Path) -> Carry:
-    """Read and validate the carry in *folder*.
-
-    Raises:
-        ConfigError: its files do not fit together.
-    """
+    """Read and validate the carry in *folder*."""
     path = folder / "carry.toml"
     spec = load_toml(path, CarrySpec, newest_format=CARRY_FORMAT)
     if problem := next(_problems(spec, folder), ""):

@@ -124,9 +124,6 @@ class Patch:
 
         Returns:
             path to (mode, new bytes), or `None` for a deleted file.
-
-        Raises:
-            PatchError: any of them does not fit; nothing is applied then.
         """
         results: dict[str, tuple[str, bytes] | None] = {}
         for file in self.files:

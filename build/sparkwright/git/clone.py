@@ -170,11 +170,7 @@ class ProjectClone:
 
 
 def open_clone(root: Path) -> ProjectClone:
-    """Return the clone whose work tree holds *root*.
-
-    Raises:
-        ConfigError: it is no clone, or has no commit.
-    """
+    """Return the clone whose work tree holds *root*."""
     outside = Repository(root)
     try:
         common, prefix, head = outside.command(

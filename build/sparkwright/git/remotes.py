@@ -26,9 +26,6 @@ def refuse_secret(value: str) -> None:
     """Do nothing if the address *value* holds no password, and no name that may be a token.
 
     Addresses stand in messages, in events and on git's command line. ssh asks for a name.
-
-    Raises:
-        RefError: it holds one; the message does not.
     """
     scheme, url, rest = value.partition("://")
     user, at, _ = rest.partition("/")[0].rpartition("@")
@@ -56,11 +53,7 @@ def _is_url(value: str) -> bool:
 
 
 def check_object_id(value: str) -> str:
-    """Return *value*, if it is a full SHA-1 object id in lower case.
-
-    Raises:
-        RefError: it is anything else.
-    """
+    """Return *value*, if it is a full SHA-1 object id in lower case."""
     if not _OBJECT_ID.fullmatch(value):
         raise RefError(
             f"{value!r} is not an object id",
@@ -71,11 +64,7 @@ def check_object_id(value: str) -> str:
 
 
 def check_ref(value: str) -> str:
-    """Return *value*, if it is a well-formed ref name by the rules of ``git check-ref-format``.
-
-    Raises:
-        RefError: it is malformed, or would be read as an option.
-    """
+    """Return *value*, if it is a well-formed ref name by the rules of ``git check-ref-format``."""
     if not value or _REF_FORBIDDEN.search(value):
         raise RefError(
             f"{value!r} is not a ref name",
@@ -88,9 +77,6 @@ def check_address(value: str) -> str:
     """Return *value*, if it is the address of a repository over https, ssh or file.
 
     A path of an existing folder becomes a ``file://`` address.
-
-    Raises:
-        RefError: another scheme, an option, a helper program, or a password.
     """
     refuse_secret(value)
     if not value or value.startswith("-") or "\n" in value or "\x00" in value:
@@ -145,11 +131,7 @@ class RemoteRef:
 def list_remote(
     repository: Repository, address: str, patterns: Sequence[str], *, timeout: float = 60.0
 ) -> dict[str, RemoteRef]:
-    """Return the remote's refs that match *patterns*, by full name.
-
-    Raises:
-        FetchError: the remote did not answer.
-    """
+    """Return the remote's refs that match *patterns*, by full name."""
     where = check_address(address)
     names = [check_ref(pattern) for pattern in patterns]
     names += [f"{name}^{{}}" for name in names]  # an annotated tag's commit is listed under a name of its own
@@ -212,9 +194,6 @@ def fetch(
             in which a merge base is looked for.
         without_files: leave files out, where the remote can; for a scratch repository, into which those
             that are needed are fetched afterwards, by their ids.
-
-    Raises:
-        FetchError: the remote did not answer, or does not have it.
     """
     where = check_address(address)
     names = [_check_wanted(name) for name in wanted]

@@ -117,11 +117,7 @@ def _holds(path: Path, text: str) -> bool:
 
 
 def require_git() -> str:
-    """Return the output of ``git --version``.
-
-    Raises:
-        ToolError: it is absent, or older than 2.38, the first with ``merge-tree --write-tree``.
-    """
+    """Return the output of ``git --version``."""
     text = run([which("git", hint="install git 2.38 or newer"), "--version"]).text
     found = re.search(r"(\d+)\.(\d+)", text)
     if found is None or (int(found[1]), int(found[2])) < OLDEST_GIT:
@@ -215,11 +211,7 @@ class Repository:
         return self.command("cat-file", "-e", object_id, accept=(0, 1, 128)).status == 0
 
     def tree_of(self, revision: str) -> str:
-        """Return the tree id of a commit, tag or tree.
-
-        Raises:
-            RefError: there is no such object.
-        """
+        """Return the tree id of a commit, tag or tree."""
         done = self.command("rev-parse", "--verify", "--quiet", f"{revision}^{{tree}}", accept=(0, 1, 128))
         if done.status:
             raise RefError(f"{revision} is not in the store", because="no tree of that name was fetched")
@@ -313,11 +305,7 @@ class ObjectReader:
     _files: dict[str, dict[str, TreeEntry]] = field(default_factory=dict)
 
     def read(self, object_id: str) -> bytes:
-        """Return the bytes of an object.
-
-        Raises:
-            RefError: there is no such object.
-        """
+        """Return the bytes of an object."""
         try:
             data: bytes = self.database.stream(bytes.fromhex(object_id)).read()
         except (ValueError, KeyError) as error:

@@ -208,9 +208,6 @@ def merge_trees(repository: Repository, *, base: str, ours: str, theirs: str) ->
     """Merge the change from *base* to *theirs* into *ours*.
 
     *base* is a commit, the common ancestor; the others are trees.
-
-    Raises:
-        ProcessError: git could not merge at all.
     """
     our_side = repository.commit(ours, parents=[base], message="ours")
     their_side = repository.commit(theirs, parents=[base], message="theirs")

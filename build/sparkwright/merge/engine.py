@@ -196,11 +196,7 @@ def apply_to_source(
 
 
 def source_change(repository: Repository, carry: Carry, tree: str, *, version: str) -> CarryChange:
-    """Return the change of *carry*, on the base that its revision for *version* was written against.
-
-    Raises:
-        PatchError: a blob of that base is not in the store, or the patch does not fit it.
-    """
+    """Return the change of *carry*, on the base that its revision for *version* was written against."""
     revision = carry.revision_for(version)
     if revision is None:
         raise PatchError(f"carry {carry.name} has no revision")

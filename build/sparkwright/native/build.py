@@ -344,11 +344,7 @@ def _jobs(
 def link_objects(
     builder: Builder, inputs: Inputs, known: Configured, link: Link, objects: Mapping[str, str]
 ) -> tuple[str, int]:
-    """Return SHA-256 and size of the extension that *link* makes of *objects*, in the store.
-
-    Raises:
-        NativeBuildError: the linker fails.
-    """
+    """Return SHA-256 and size of the extension that *link* makes of *objects*, in the store."""
     store = builder.store
     with (
         task(f"linking {link.target}"),

@@ -351,11 +351,7 @@ class _Build:
         warn(f"{work.job.name} was stopped and will be done again: memory pressure is high ({pressure})")
 
     def _wait_for_memory(self, now: MachineSnapshot) -> None:
-        """Wait for other processes to free memory while no unit fits.
-
-        Raises:
-            NotEnoughMemoryError: they did not in time.
-        """
+        """Wait for other processes to free memory while no unit fits."""
         if self.running or self.ending or self.decision.hold != "memory":
             self.starved_at = None
             return

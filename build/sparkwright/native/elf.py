@@ -67,11 +67,7 @@ class ElfFacts(Model, frozen=True):
 
 
 def open_elf(stream: Any, name: str) -> Any:
-    """Return a pyelftools ``ELFFile`` over the binary *stream*.
-
-    Raises:
-        BinaryError: it is no ELF file.
-    """
+    """Return a pyelftools ``ELFFile`` over the binary *stream*."""
     from elftools.common.exceptions import ELFError
     from elftools.elf.elffile import ELFFile
 
@@ -82,11 +78,7 @@ def open_elf(stream: Any, name: str) -> Any:
 
 
 def read_elf(path: Path) -> ElfFacts:
-    """Return the facts of the shared object or program at *path*.
-
-    Raises:
-        BinaryError: it is no ELF file, is damaged, or has no dynamic section.
-    """
+    """Return the facts of the shared object or program at *path*."""
     from elftools.common.exceptions import ELFError
 
     with path.open("rb") as stream:
@@ -152,9 +144,6 @@ def exports(path: Path) -> frozenset[str]:
     """Return the names of the dynamic symbols that the binary at *path* defines for others.
 
     Parsed without a pyelftools object for each: torch's libraries have hundreds of thousands.
-
-    Raises:
-        BinaryError: it is no ELF file, or none of 64 bits with the low byte first.
     """
     with path.open("rb") as stream:
         elf = open_elf(stream, path.name)
@@ -180,11 +169,7 @@ _LOADER = re.compile(r"ld-linux[-.\w]*\.so\.\d+")
 
 @functools.cache
 def _policies(machine: str) -> dict[tuple[int, int], Policy]:
-    """Return auditwheel's manylinux policies for *machine* by C library version, oldest first.
-
-    Raises:
-        BinaryError: auditwheel has none for it.
-    """
+    """Return auditwheel's manylinux policies for *machine* by C library version, oldest first."""
     from auditwheel.architecture import Architecture
     from auditwheel.libc import Libc
     from auditwheel.policy import WheelPolicies
@@ -249,9 +234,6 @@ def honest_platform(platform: str, binaries: Iterable[Mapping[str, tuple[str, ..
     """Return *platform*, raised as far as *binaries* need it.
 
     *binaries* are symbol versions by soname of each binary, as in `ElfFacts`.
-
-    Raises:
-        BinaryError: the tag names no manylinux policy, or no policy has all that the binaries need.
     """
     level, machine = _parse(platform)
     needed: dict[str, set[str]] = {}

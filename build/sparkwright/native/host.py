@@ -66,9 +66,6 @@ def find_compiler(target: Target, oldest: str = "") -> HostCompiler:
     """Return a g++ whose output runs on the *target*.
 
     *oldest* is the version that the release accepts at least, such as ``13``.
-
-    Raises:
-        ToolError: there is none, or none that is new enough and not too new for nvcc.
     """
     refused: list[str] = []
     least = max(OLDEST_GXX, tuple(map(int, oldest.split(".")))) if oldest else OLDEST_GXX
@@ -92,11 +89,7 @@ def find_compiler(target: Target, oldest: str = "") -> HostCompiler:
 
 
 def find_python_headers(python: Path) -> PythonHeaders:
-    """Return the headers of the interpreter *python*.
-
-    Raises:
-        ToolError: they are not installed.
-    """
+    """Return the headers of the interpreter *python*."""
     script = (
         "import sys, sysconfig; print(sysconfig.get_path('include')); print('%d.%d' % sys.version_info[:2])"
     )
@@ -193,11 +186,7 @@ def isolated(argv: Sequence[str]) -> tuple[str, ...]:
 
 
 def require_isolation() -> None:
-    """Refuse a machine where `isolated` does not work.
-
-    Raises:
-        ToolError: it does not.
-    """
+    """Refuse a machine where `isolated` does not work."""
     what = "the build cannot be kept off the network on this machine"
     try:
         which("unshare", hint="install util-linux")

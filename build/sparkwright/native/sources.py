@@ -207,9 +207,6 @@ def read_clone(folder: Path, ref: str, paths: Iterable[str]) -> Revision:
     """Return *paths* of the commit or tag *ref* in the user's repository *folder*, a clone or a bare one.
 
     Nothing is fetched from it, so it may be partial as long as it has these files.
-
-    Raises:
-        FetchError: it does not have the commit, or not all of its files.
     """
     place = folder / ".git"
     if place.is_file():  # a submodule's, or that of a further work tree (gitrepository-layout(5))
@@ -306,11 +303,7 @@ def _import(repository: Repository, files: Mapping[str, FileEntry]) -> str:
 
 
 def _verified(access: Access, source: _Wanted, tree: str, origin: str) -> SourceTree:
-    """Record and return the source with that *tree*.
-
-    Raises:
-        DigestError: it is not the tree in the lock.
-    """
+    """Record and return the source with that *tree*."""
     if tree != source.pin.tree:
         raise DigestError(
             f"{source.name} from {origin} is not what the lock names",

@@ -286,9 +286,6 @@ def make_toolkit(
     *programs* are toolkit folders (``bin``, ``include``, ``nvvm``) for the compiling machine, *libraries*
     (``include``, ``lib``) for the target, whose headers take precedence; *stand_ins* are sonames that are
     only linked against.
-
-    Raises:
-        ToolError: a program that every CUDA compilation needs is in none of them.
     """
     folder.mkdir(parents=True)
     for root in libraries:

@@ -260,11 +260,7 @@ class _NotCoveredError(Exception):
 def _classify(
     unit: Unit, files: UnitFiles, reader: Reader, read: Iterable[str]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the paths below the hashed folders that *unit* read, and the other base names that count.
-
-    Raises:
-        _NotCoveredError: it read another file.
-    """
+    """Return the paths below the hashed folders that *unit* read, and the other base names that count."""
     paths, names = set(), set()
     for spelled in read:
         path = reader.absolute(spelled)

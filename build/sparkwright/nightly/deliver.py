@@ -35,11 +35,7 @@ class Delivered(Model, frozen=True):
 
 
 def last_night(nights: NightState) -> Night:
-    """Return the last night that found something.
-
-    Raises:
-        ConfigError: there is none yet.
-    """
+    """Return the last night that found something."""
     found = next(nights.nights(), None)
     if found is None:
         raise ConfigError(

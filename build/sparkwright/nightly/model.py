@@ -342,11 +342,7 @@ class NightState:
     folder: Path
 
     def recorded(self) -> Iterator[RecordedNight]:
-        """Yield what was recorded, newest first.
-
-        Raises:
-            StorageError: a file cannot be read, or is no night.
-        """
+        """Yield what was recorded, newest first."""
         for path in sorted(self.folder.glob("*.json"), key=lambda path: int(path.stem), reverse=True):
             try:
                 yield decode_json(path.read_bytes(), RecordedNight)

@@ -75,11 +75,7 @@ class Checkout:
         return self.patchsets / f"{patchset or own}.toml"
 
     def build_spec(self, patchset: str = "", *, arch: str | None = None) -> BuildSpec:
-        """Return the build spec of the lock and *patchset*, by default the series' own.
-
-        Raises:
-            ConfigError: the patchset is another series' own, or has a probe that no release reaches.
-        """
+        """Return the build spec of the lock and *patchset*, by default the series' own."""
         name = patchset or self.patchset_path().stem
         series = load_patchset(self.patchsets, name).series
         if series not in {"", self.series}:
@@ -240,11 +236,7 @@ def _of_series(root: Path, series: str) -> Checkout:
 
 
 def new_checkout(checkout: Checkout, series: str) -> Checkout:
-    """Return *checkout* as a series that has no lock yet sees it: the file of its lock does not exist.
-
-    Raises:
-        ConfigError: *series* is no name of one, or has a lock.
-    """
+    """Return *checkout* as a series that has no lock yet sees it: the file of its lock does not exist."""
     if not _SERIES.fullmatch(series):
         raise ConfigError(f"{series!r} is no series", next_step="name a line of releases, such as 0.33")
     if series in series_names(checkout.root):
@@ -258,11 +250,7 @@ def new_checkout(checkout: Checkout, series: str) -> Checkout:
 
 
 def require_fit(lock: Lock, path: Path) -> None:
-    """Refuse a *lock*, for the file *path*, whose release is older than its series.
-
-    Raises:
-        LockMismatchError: it is.
-    """
+    """Refuse a *lock*, for the file *path*, whose release is older than its series."""
     try:
         older = bool(lock.series) and Version(lock.release.version) < Version(lock.series)
     except InvalidVersion:

@@ -323,11 +323,7 @@ class Job:
 
 
 def require_listed(checkout: Checkout, spec: BuildSpec, names: Iterable[str]) -> None:
-    """Do nothing if all of *names* are carries of the patchset of *spec*.
-
-    Raises:
-        UnknownNameError: one is not.
-    """
+    """Do nothing if all of *names* are carries of the patchset of *spec*."""
     listed = [carry.name for carry in spec.carries]
     path = checkout.patchset_path(spec.file)
     for name in sorted(names):

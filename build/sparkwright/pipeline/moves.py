@@ -170,9 +170,6 @@ def learn(job: Job) -> tuple[NativePin, tuple[Decision, ...]]:
     """Return the job's ``[native]`` tables with what was measured, and what a person has to explain.
 
     Nothing is compiled. Where upstream's wheel provided an extension, see `with_measured`.
-
-    Raises:
-        LockMismatchError: an extension that could be compiled was not, or not for the lock's architecture.
     """
     from sparkwright.native.inspection import inspector_of
 

@@ -110,11 +110,7 @@ class Prover:
         return self.begin(carry, paths, absorbed=absorbed)()
 
     def begin(self, carry: Carry, paths: Sequence[str], *, absorbed: bool = False) -> Callable[[], Proof]:
-        """Start what `prove` does where there is a pool; returns a function that waits and gives the proof.
-
-        Raises:
-            ConfigError: the carry has no probe.
-        """
+        """Start what `prove` does where there is a pool; return a function that waits for the proof."""
         carry = carry.at(self.version)
         spec, probe = carry.spec.probe, carry.probe_path
         if spec is None or probe is None:

@@ -130,11 +130,7 @@ class Trees:
 
 
 def facilities_of(spec: ProbeSpec, known: Mapping[str, ProbeResource]) -> dict[str, ProbeResource]:
-    """Return what a probe needs, by name.
-
-    Raises:
-        ToolError: there is no such thing here.
-    """
+    """Return what a probe needs, by name."""
     for name in spec.needs:
         if name not in known:
             raise ToolError(

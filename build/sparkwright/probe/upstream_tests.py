@@ -123,11 +123,7 @@ def record_path(patchsets: Path, patchset: str) -> Path:
 
 
 def read_record(path: Path) -> UpstreamTests | None:
-    """Return what is recorded in *path*, if anything is.
-
-    Raises:
-        ConfigError: the file is damaged.
-    """
+    """Return what is recorded in *path*, if anything is."""
     try:
         return decode_json(path.read_bytes(), UpstreamTests)
     except FileNotFoundError:

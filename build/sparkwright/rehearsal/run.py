@@ -85,11 +85,7 @@ def rehearse(
 
 
 def _onto_served(job: Job, report: MergeReport) -> MergeReport:
-    """Return *report*, or the merge onto the nearest older release that has a wheel for the CPU.
-
-    Raises:
-        RehearsalError: there is no such release, or no carry merges onto it.
-    """
+    """Return *report*, or the merge onto the nearest older release that has a wheel for the CPU."""
     version = nearest_release(job, report.version)
     return report if version == report.version else _merged_onto(job, report, version)
 
@@ -114,9 +110,6 @@ def _merged_onto(job: Job, report: MergeReport, version: str) -> MergeReport:
     """Return the merge of the same revisions onto an older release, without those that do not merge there.
 
     A carry's revision for that release would be another patch than the one to rehearse.
-
-    Raises:
-        RehearsalError: none is left.
     """
     with task(f"merge onto {version}, which has a wheel for the CPU"):
         request = job.merge_request(job.source.release(version), report.version)

@@ -38,11 +38,7 @@ def machine() -> str:
 
 
 def pin_of(job: Job) -> RehearsalPin:
-    """Return the lock's files of a rehearsal.
-
-    Raises:
-        RehearsalError: it has none.
-    """
+    """Return the lock's files of a rehearsal."""
     if job.spec.lock.rehearsal is None:
         raise RehearsalError(
             "nothing can be rehearsed",
@@ -53,11 +49,7 @@ def pin_of(job: Job) -> RehearsalPin:
 
 
 def nearest_release(job: Job, version: str) -> str:
-    """Return the release whose wheel serves *version*: itself, or else the nearest older one.
-
-    Raises:
-        RehearsalError: none is known.
-    """
+    """Return the release whose wheel serves *version*: itself, or else the nearest older one."""
     from packaging.version import Version
 
     if _known(job, version) is not None:

@@ -219,9 +219,6 @@ def read_requirements(metadata: bytes) -> Requirements:
     """Return the requirements that a wheel's ``METADATA`` states for this machine.
 
     A local part such as ``+cpu`` is dropped: the package index has the release alone.
-
-    Raises:
-        RehearsalError: no exact version of torch is required.
     """
     lines, torch = set(_READERS), ""
     for text in message_from_bytes(metadata).get_all("Requires-Dist") or ():

@@ -85,11 +85,7 @@ class Realiser:
         return self.difference.candidate(applied)
 
     def merged(self, candidate: ResolvedSpec) -> MergeReport:
-        """Return the merge of *candidate*; nothing is fetched but upstream's tree, and nothing is built.
-
-        Raises:
-            UntestableError: a carry conflicts or is refused; the text says which, and why.
-        """
+        """Return the merge of *candidate*; nothing is fetched but upstream's tree, and nothing is built."""
         report = self.outcomes(candidate)
         if report.failed:
             failures = "; ".join(f"{one.carry}: {one.kind} ({one.detail})" for one in report.failed)

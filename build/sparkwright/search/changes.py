@@ -65,9 +65,6 @@ def difference(
 
     *path* are the points of upstream's line up to the end's, oldest first; *axes* those to search, all by
     default.
-
-    Raises:
-        BisectionError: the two do not differ, or not on these axes.
     """
     found: dict[Axis, tuple[Change, ...]] = {
         "upstream": tuple(upstream_changes(path)),

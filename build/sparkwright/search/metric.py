@@ -85,11 +85,7 @@ class MetricJudge:
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
-        """Check the limits.
-
-        Raises:
-            ValueError: the share is not between 0 and 1, or too few samples are allowed for a first look.
-        """
+        """Check the limits."""
         if not 0 < self.worse_by < 1 or self.most_samples < _FIRST_LOOK:
             raise ValueError(f"no metric can be judged by {self.worse_by} with {self.most_samples} samples")
         self.name = f"metric {self.sampler.name} worse by {self.worse_by:.3g}"
@@ -190,11 +186,7 @@ class NamedFigure:
         return FIGURES[self.name][1]
 
     def value(self, findings: Sequence[Finding]) -> float:
-        """Return the geometric mean of the figure over the categories of a sweep.
-
-        Raises:
-            UntestableError: a request failed, or the figure is missing.
-        """
+        """Return the geometric mean of the figure over the categories of a sweep."""
         key = f"c={self.level} {FIGURES[self.name][0]}"
         logs = []
         for finding in findings:
@@ -212,11 +204,7 @@ class NamedFigure:
 
 
 def parse_figure(text: str) -> NamedFigure:
-    """Return the figure that *text* names, such as ``ttft-ms@8``.
-
-    Raises:
-        ConfigError: it names none.
-    """
+    """Return the figure that *text* names, such as ``ttft-ms@8``."""
     found = _FORM.fullmatch(text)
     if found is None or found[1] not in FIGURES:
         raise ConfigError(
@@ -257,11 +245,7 @@ class Rehearsing:
         return "in a rehearsal"
 
     def check(self, applied: frozenset[str], check: str, folder: Path) -> tuple[CheckOutcome, str]:
-        """Return the outcome of a rehearsal with one check, and its report.
-
-        Raises:
-            UntestableError: the candidate cannot be merged, or there is no wheel for the CPU.
-        """
+        """Return the outcome of a rehearsal with one check, and its report."""
         candidate = self.realiser.candidate(applied)
         if candidate.point.commit:
             raise UntestableError("upstream has wheels for the CPU of releases only")
@@ -306,11 +290,7 @@ class Serving:
         return f"on {machines} with {path.name}{digest}{profile}"
 
     def check(self, applied: frozenset[str], check: str, folder: Path) -> tuple[CheckOutcome, str]:
-        """Return the outcome of one check of the candidate's server, and where all of them are.
-
-        Raises:
-            UntestableError: the candidate cannot be built, installed or started.
-        """
+        """Return the outcome of one check of the candidate's server, and where all of them are."""
         result = self._verified(applied, folder, checks=(check,))
         by_name = {one.name: one for one in result.outcomes}
         if not result.started and check != _BOOT:
@@ -318,11 +298,7 @@ class Serving:
         return by_name[check], str(folder / _JUDGED)
 
     def measure(self, applied: frozenset[str], level: int, folder: Path) -> Sequence[Finding]:
-        """Return the findings of a sweep of one start, with *level* requests at a time.
-
-        Raises:
-            UntestableError: the candidate cannot be built, installed or started.
-        """
+        """Return the findings of a sweep of one start, with *level* requests at a time."""
         result = self._verified(applied, folder, checks=(SWEEP,), levels=(level,))
         if not result.started:
             raise UntestableError(result.outcomes[0].detail)

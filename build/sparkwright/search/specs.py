@@ -144,11 +144,7 @@ class Resolver:
     arch: str | None = None
 
     def resolve(self, text: str) -> ResolvedSpec:
-        """Return the end that *text* names; the work tree of the checkout is never written to.
-
-        Raises:
-            BisectionError: it names nothing, or what it names cannot be had.
-        """
+        """Return the end that *text* names; the work tree of the checkout is never written to."""
         if text.endswith(".whl"):
             return self._wheel(text)
         if text == ".":

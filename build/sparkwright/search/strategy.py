@@ -331,11 +331,7 @@ def calibrate(
     bad: Callable[[], Generator[AskT, ReplyT, SearchStep]],
     good: Callable[[], Generator[AskT, ReplyT, SearchStep]],
 ) -> Generator[AskT, ReplyT, tuple[Calibration, Noise]]:
-    """Run both ends: the bad one until it shows, then the good one as often as a flake demands.
-
-    Raises:
-        BisectionError: an end is not what it is said to be, or cannot be judged; or the failure is too rare.
-    """
+    """Run both ends: the bad one until it shows, then the good one as often as a flake demands."""
     good_end, bad_end = ends(problem)
     runs, shown = yield from _run_bad(problem, bad_end, bad)
     doubt = _doubt(runs, shown, deterministic=problem.deterministic)
@@ -409,11 +405,7 @@ def _doubt(runs: int, shown: int, *, deterministic: bool) -> float:
 
 
 def _repetitions(problem: SearchProblem, doubt: float, runs: int, shown: int) -> int:
-    """Return the number of good runs after which a bad candidate would have shown.
-
-    Raises:
-        BisectionError: more would be needed than are allowed.
-    """
+    """Return the number of good runs after which a bad candidate would have shown."""
     allowed = (1 - problem.confidence) / _CHECKS
     a, b = 1.0 + shown, 1.0 + runs - shown
     for number in range(1, problem.most_runs + 1):

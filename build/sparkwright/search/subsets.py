@@ -104,11 +104,7 @@ def _prior(problem: SearchProblem) -> dict[str, float]:
 
 
 def _sorted(requires: Mapping[str, frozenset[str]], prior: Mapping[str, float]) -> tuple[str, ...]:
-    """Return ids with requirements first, and else the most suspected, or what that requires, first.
-
-    Raises:
-        DependencyOrderError: requirements form a cycle.
-    """
+    """Return ids with requirements first, and else the most suspected, or what that requires, first."""
     place = {name: number for number, name in enumerate(requires)}
     needed_by: dict[str, list[str]] = {name: [] for name in requires}
     for name, others in requires.items():

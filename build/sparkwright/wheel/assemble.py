@@ -246,11 +246,7 @@ def _entries(
 
 
 def _provided(member: str, source: BinarySource, *, executable: bool) -> Packed | Stored:
-    """Return the entry for a binary that does not come from upstream's wheel.
-
-    Raises:
-        WheelError: its deflated data does not inflate to its content.
-    """
+    """Return the entry for a binary that does not come from upstream's wheel."""
     content = source.path.read_bytes()
     if source.deflated is None:
         return Stored(member, content, executable)

@@ -93,11 +93,7 @@ class AuditReport:
         return not self.failures and not self.unverified
 
     def require(self) -> None:
-        """Raise if a check failed.
-
-        Raises:
-            AuditError: one did; the error names every check that failed.
-        """
+        """Raise if a check failed."""
         if self.failures:
             raise AuditError(
                 f"{self.filename} failed its audit",

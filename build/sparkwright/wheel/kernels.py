@@ -159,11 +159,7 @@ def kernels_record(
 
 
 def read_kernels_record(value: Any) -> KernelsRecord:
-    """Return the record in the JSON *value*.
-
-    Raises:
-        WheelError: it is malformed, of a newer format, or names a member twice.
-    """
+    """Return the record in the JSON *value*."""
     try:
         record = convert(value, KernelsRecord)
     except msgspec.ValidationError as error:

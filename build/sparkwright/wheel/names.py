@@ -63,11 +63,7 @@ class WheelName:
         return found.group(1) if found else ""
 
     def with_version(self, version: str) -> WheelName:
-        """Return this name with another *version*.
-
-        Raises:
-            WheelError: it is not a PEP 440 version in its normal form.
-        """
+        """Return this name with another *version*."""
         try:
             normal = str(Version(version))
         except InvalidVersion:
@@ -80,11 +76,7 @@ class WheelName:
         return replace(self, version=version)
 
     def with_platform(self, platform: str) -> WheelName:
-        """Return this name with another *platform* tag, such as ``manylinux_2_34_aarch64``.
-
-        Raises:
-            WheelError: it is not one tag, or names another machine.
-        """
+        """Return this name with another *platform* tag, such as ``manylinux_2_34_aarch64``."""
         other = replace(self, platform=platform)
         if not re.fullmatch(r"\w+", platform) or other.machine != self.machine:
             raise WheelError(
@@ -159,9 +151,6 @@ def local_version(
         card: the architecture of kernels compiled for another card, such as ``sm100a``.
         compiled: the number of extensions compiled for *arch* or *card* where others are upstream's; `None`
             where none is.
-
-    Raises:
-        WheelError: no version can be made of these.
     """
     name = re.sub(r"[^a-z0-9]+", ".", patchset.lower()).strip(".")
     try:
@@ -235,11 +224,7 @@ def _set_field(data: bytes, name: str, values: Sequence[bytes], where: str) -> b
 
 
 def stamp_metadata(data: bytes, version: str) -> bytes:
-    """Return METADATA with *version* as its only version.
-
-    Raises:
-        WheelError: it does not state exactly one version.
-    """
+    """Return METADATA with *version* as its only version."""
     if len(header(data, "Version")) != 1:
         raise WheelError("METADATA cannot be stamped", because="it does not state exactly one version")
     return _set_field(data, "Version", [version.encode()], "METADATA")

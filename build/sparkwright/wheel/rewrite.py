@@ -92,9 +92,6 @@ def layout(entries: Iterable[Kept | Packed | Stored]) -> list[Range | bytes]:
     """Return the bytes of an archive that holds *entries* in that order, as parts to be written in turn.
 
     Neighbours that were neighbours in their old archive become one range.
-
-    Raises:
-        ArchiveError: a name is unsafe or doubled, or the archive would need zip64.
     """
     parts: list[Range | bytes] = []
     directory: list[bytes] = []

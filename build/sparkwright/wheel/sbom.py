@@ -63,11 +63,7 @@ def sbom(record: WheelRecord, lock: Lock) -> bytes:
 
 
 def components_of(bill: Any) -> dict[str, dict[str, Any]]:
-    """Return the components of a *bill*, a JSON value, by reference: the primary one and its ancestors too.
-
-    Raises:
-        WheelError: it is malformed.
-    """
+    """Return the components of a *bill*, a JSON value, by reference, with the primary one and its ancestors."""
     try:
         primary = bill["metadata"]["component"]
         listed = [primary, *primary["pedigree"]["ancestors"], *bill["components"]]

@@ -91,11 +91,7 @@ class RecordEntry:
 
     @property
     def sha256(self) -> str:
-        """The digest as 64 hex digits.
-
-        Raises:
-            WheelError: the line has no SHA-256, or it is no base64 of one.
-        """
+        """The digest as 64 hex digits."""
         algorithm, _, text = self.digest.partition("=")
         try:
             raw = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
@@ -118,11 +114,7 @@ def entry_from_digest(path: str, sha256: bytes, size: int) -> RecordEntry:
 
 
 def parse_record(data: bytes) -> dict[str, RecordEntry]:
-    """Return RECORD's lines by path, in their order.
-
-    Raises:
-        WheelError: it is not UTF-8 CSV with three fields a line, or names a path twice.
-    """
+    """Return RECORD's lines by path, in their order."""
     entries: dict[str, RecordEntry] = {}
     try:
         for row in csv.reader(io.StringIO(data.decode(), newline="")):
@@ -194,9 +186,6 @@ def delta(upstream: StockWheel, changes: Mapping[str, bytes | None]) -> WheelDel
     """Return *changes* as changes of the members of *upstream*'s wheel.
 
     A path whose new content equals the member's changes nothing.
-
-    Raises:
-        WheelError: a change cannot be shipped, and would be lost silently.
     """
     if metadata := of_kind(changes, "metadata"):
         raise WheelError(

@@ -54,11 +54,7 @@ class Facts:
 
 
 def check_sizes(archive: Archive, members: Iterable[str]) -> None:
-    """Refuse *members* that are too large to be read; only their headers are looked at.
-
-    Raises:
-        ArchiveError: one is too large, or all together are.
-    """
+    """Refuse *members* that are too large to be read; only their headers are looked at."""
     sizes = {name: archive.members[name].size for name in members}
     python = {name: size for name, size in sizes.items() if name.endswith(".py")}
     large = [name for name, size in python.items() if size > MOST_PYTHON]

@@ -48,11 +48,7 @@ class Completed:
 
 
 def which(program: str, *, hint: str = "") -> str:
-    """Return the absolute path of *program*.
-
-    Raises:
-        ToolError: it is not installed.
-    """
+    """Return the absolute path of *program*."""
     found = shutil.which(program)
     if found is None:
         raise ToolError(f"the program {program!r} was not found", because="it is not on PATH", next_step=hint)
@@ -201,11 +197,7 @@ _LIMIT_S = 3600.0
 
 
 def uv_program() -> str:
-    """Return the path of uv: the one beside this interpreter, or on PATH.
-
-    Raises:
-        ToolError: it is not installed.
-    """
+    """Return the path of uv: the one beside this interpreter, or on PATH."""
     beside = Path(sys.executable).with_name("uv")
     if found := str(beside) if beside.exists() else shutil.which("uv"):
         return found

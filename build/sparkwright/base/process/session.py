@@ -275,9 +275,6 @@ def watch(
     """Return when a program has ended; the caller kills what is left of it in any case.
 
     *ended* waits so many seconds for its end and tells if it came.
-
-    Raises:
-        LimitsExceeded: it is to be killed; the message says which limit it passed.
     """
     started = time.monotonic()
     for tick in itertools.count():
