@@ -125,9 +125,7 @@ def test_upstreams_wheel_holds_nothing_native_and_its_binaries_find_every_symbol
     for name in ("torch", "cuda-runtime"):
         unpack_package(access, lock.native.toolkit.target[PLATFORM][name])
     native = NativeExpectation(
-        "12.1a",
-        inspector_of(lock.native, access),
-        find_surroundings(lock.native, PLATFORM, access.store),
+        "12.1a", inspector_of(lock.native, access), find_surroundings(lock.native, PLATFORM, access.store)
     )
     report = audit(stock, Expectation(stock, lock.wheel(PLATFORM), lock, native=native))
     found = {check.name: check.verdict for check in report.checks}

@@ -8,12 +8,7 @@ from hypothesis import strategies as st
 from kit import UpstreamRepository, make_carry, make_tree
 from small_release import make_release
 
-from sparkwright.base.errors import (
-    ConfigError,
-    FetchError,
-    PatchError,
-    UnknownNameError,
-)
+from sparkwright.base.errors import ConfigError, FetchError, PatchError, UnknownNameError
 from sparkwright.carries.edited import diff_folder, write_tree
 from sparkwright.carries.files import (
     Draft,

@@ -292,10 +292,7 @@ CHANGES = {
     "another inherited method": ("def keep(self, a)", "def keep(self)"),
     "no function": ("def size(block, layers)", "def sizes(block, layers)"),
     "no method": ("    def free(self, block):\n        pass\n", ""),
-    "a moved method": (
-        "class Base:\n",
-        "class Base:\n    def free(self, block):\n        pass\n\n",
-    ),
+    "a moved method": ("class Base:\n", "class Base:\n    def free(self, block):\n        pass\n\n"),
     "another constructor": ("def __init__(self)", "def __init__(self, heads)"),
 }
 

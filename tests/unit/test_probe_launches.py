@@ -9,13 +9,7 @@ from kit import load_file
 from msgspec.structs import replace
 
 from sparkwright.nightly import building
-from sparkwright.probe.launches import (
-    LIMIT,
-    KernelLaunch,
-    KernelReport,
-    KernelSurvey,
-    _compiled,
-)
+from sparkwright.probe.launches import LIMIT, KernelLaunch, KernelReport, KernelSurvey, _compiled
 
 PAGE = load_file(Path(__file__).parents[2] / "scripts" / "triton_kernels.py")
 

@@ -11,10 +11,7 @@ import pytest
 from search_kit import Judge, problem
 
 from sparkwright.base import journal as journals
-from sparkwright.base.errors import (
-    ConfigError,
-    StorageError,
-)
+from sparkwright.base.errors import ConfigError, StorageError
 from sparkwright.search.engine import FILE, bisect, read_journal, status
 from sparkwright.search.model import Evaluation
 

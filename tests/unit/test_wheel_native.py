@@ -135,11 +135,7 @@ def rebuilt(case: Case, tmp_path: Path, binary: Path, **record: Any) -> Path:
 
 
 FLAGS: dict[str, tuple[tuple[str, ...], str, str]] = {
-    "a folder of the builder": (
-        ("-Wl,-rpath,/home/me/build",),
-        "needed-libraries",
-        "/home/me/build",
-    ),
+    "a folder of the builder": (("-Wl,-rpath,/home/me/build",), "needed-libraries", "/home/me/build"),
     "a folder above": (("-Wl,-rpath,$ORIGIN:../lib",), "needed-libraries", "../lib"),
     "the current folder": (("-Wl,-rpath,/a:",), "needed-libraries", "current folder"),
     "a folder beside, by its name": (("-Wl,-rpath,$ORIGINAL/lib",), "needed-libraries", "$ORIGINAL"),

@@ -63,7 +63,7 @@ def sbom(record: WheelRecord, lock: Lock) -> bytes:
 
 
 def components_of(bill: Any) -> dict[str, dict[str, Any]]:
-    """Return the components of a *bill*, a JSON value, by reference, with the primary one and its ancestors."""
+    """Return the components of a *bill*, a JSON value, by reference, primary one and ancestors too."""
     try:
         primary = bill["metadata"]["component"]
         listed = [primary, *primary["pedigree"]["ancestors"], *bill["components"]]

@@ -116,10 +116,7 @@ class TestNew:
 
     @pytest.mark.parametrize(
         ("how", "code", "says"),
-        [
-            ("9", 20, "has no pull request 9"),
-            ("seven", 10, "does not name a pull request"),
-        ],
+        [("9", 20, "has no pull request 9"), ("seven", 10, "does not name a pull request")],
     )
     def test_what_is_no_pull_request(self, world, upstream, how, code, says):
         before = files_below(world.root / "carries")

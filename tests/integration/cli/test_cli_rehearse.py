@@ -13,13 +13,7 @@ from rehearsal_kit import SERVE, cpu_wheel, model_wheel, rehearsed, stage
 from wheelkit import sha256
 from world import World, wait_until
 
-from sparkwright.base.errors import (
-    ConfigError,
-    DigestError,
-    RehearsalError,
-    UnknownNameError,
-    VerdictError,
-)
+from sparkwright.base.errors import ConfigError, DigestError, RehearsalError, UnknownNameError, VerdictError
 
 QUICK = ("--checks", "boot,prefix", "--no-pristine")
 

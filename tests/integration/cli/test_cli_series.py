@@ -22,11 +22,7 @@ from sparkwright.base.errors import (
 from sparkwright.lock.model import read_lock
 
 NEXT = make_tiny(
-    "1.3.0",
-    changes=(
-        ("vllm/words.py", "WORDS = ('eins',)\n"),
-        ("vllm/old.py", "GONE = False\n"),
-    ),
+    "1.3.0", changes=(("vllm/words.py", "WORDS = ('eins',)\n"), ("vllm/old.py", "GONE = False\n"))
 )
 
 
