@@ -269,7 +269,13 @@ def _compile(
     plan = plan_jobs(waiting, look(), jobs=builder.jobs)
     emit("native.plan", units=len(units), jobs=plan.jobs, reason=plan.reason, seconds=round(plan.seconds))
     env = configure_environment(inputs.toolchain, inputs.target, work.root, builder.lock)
-    jobs = _jobs(builder, work, units, expected, env)
+    prefix, logs = builder.isolation, builder.logs
+    jobs = [
+        compile_job(
+            work, unit, env, prefix=prefix, log=logs / log_name(unit.name), expected=expected[unit.name]
+        )
+        for unit in units
+    ]
     done = run_jobs(jobs, on_done=keep, limits=plan.limits, keep_going=builder.keep_going)
     emit(
         "native.compiled",
@@ -323,22 +329,6 @@ def log_name(unit: str) -> str:
         half = _LONGEST // 2
         name = f"{name[:half]}.{digest_of(unit)[:_DIGEST_DIGITS]}.{name[-half:]}"
     return f"{name}.log"
-
-
-def _jobs(
-    builder: Builder,
-    work: Workspace,
-    units: Sequence[Unit],
-    expected: Mapping[str, Cost],
-    env: Mapping[str, str],
-) -> list[CompileJob]:
-    return [
-        compile_job(
-            work, unit, env,
-            prefix=builder.isolation, log=builder.logs / log_name(unit.name), expected=expected[unit.name],
-        )
-        for unit in units
-    ]  # fmt: skip
 
 
 def link_objects(

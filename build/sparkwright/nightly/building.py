@@ -72,7 +72,15 @@ def build(
             lock, text = lock_of(job, target, history=history)
             # What is declared superseded changes nothing, and a night says that it is only declared.
             declared = frozenset(one.name for one in carries if one.judgement is Judgement.DECLARED)
-            ready = _job_for(job, lock, chosen, folder / "wheels", history=history, unproved=declared)
+            options = replace(
+                job.options,
+                out=folder / "wheels",
+                source=history or "git" if lock.sdist is None else job.options.source,
+                allow_unproved=job.options.allow_unproved | (declared & set(chosen)),
+            )
+            made = make_job(replace(job.checkout, lock=lock), job.store, job.repository, options)
+            listed = tuple(carry for carry in made.spec.carries if carry.name in chosen)
+            ready = replace(made, spec=replace(made.spec, carries=listed), pool=job.pool)
             state = apply(ready)
     except _FATAL:
         raise
@@ -133,25 +141,6 @@ def lock_of(job: Job, target: UpstreamTarget, *, history: str = "") -> tuple[Loc
         # Upstream's index may have the commit's wheel for one machine days before that for another.
         lock = pinned(machines=(job.options.platform,))
     return lock, rewrite(text, lock).text
-
-
-def _job_for(
-    job: Job,
-    lock: Lock,
-    chosen: Sequence[str],
-    out: Path,
-    *,
-    history: str = "",
-    unproved: frozenset[str] = frozenset(),
-) -> Job:
-    """Return the job of building the *chosen* carries on *lock* into *out*, some of them *unproved*."""
-    checkout = replace(job.checkout, lock=lock)
-    source = history or "git" if lock.sdist is None else job.options.source
-    allowed = job.options.allow_unproved | (unproved & set(chosen))
-    options = replace(job.options, out=out, source=source, allow_unproved=allowed)
-    made = make_job(checkout, job.store, job.repository, options)
-    carries = tuple(carry for carry in made.spec.carries if carry.name in chosen)
-    return replace(made, spec=replace(made.spec, carries=carries), pool=job.pool)
 
 
 def rehearse(built: Built, label: str, folder: Path, verifier: Verifier) -> NightCheck:

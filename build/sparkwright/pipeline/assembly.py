@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,15 +104,11 @@ def _inspect(job: Job, upstream: StockWheel, compiled: Mapping[str, str]) -> dic
     found = {}
     for member in upstream.binaries():
         if sha256 := compiled.get(member):
-            found[member] = inspector.inspect(sha256, _path_of(job, sha256))
+            found[member] = inspector.inspect(sha256, partial(job.store.require_intact, sha256))
         else:
             digest = upstream.listed[member].sha256
             found[member] = inspect_binary(upstream.archive, member, digest, inspector)
     return found
-
-
-def _path_of(job: Job, sha256: str) -> Callable[[], Path]:
-    return lambda: job.store.require_intact(sha256)
 
 
 def _slim(job: Job, state: BuildState, upstream: StockWheel, inspected: Mapping[str, Inspection]) -> SlimPlan:

@@ -90,7 +90,10 @@ class ToolchainResource:
         target = Target(self.platform, self._native.arch)
         chain = prepare_toolchain(self.lock, target, self.access)
         work = Path(WORK)
-        self._versions.update(cuda=self._native.toolkit.cuda, **_named(chain.parts, "cmake", "torch"))
+        self._versions.update(
+            cuda=self._native.toolkit.cuda,
+            **{name: chain.parts[name] for name in ("cmake", "torch") if name in chain.parts},
+        )
         return {
             "arch": target.arch,
             "argv": configure_command(chain, WORK),
@@ -125,10 +128,6 @@ class ToolchainResource:
     def versions(self) -> Mapping[str, str]:
         """Return versions for a proof's record."""
         return self._versions
-
-
-def _named(parts: Mapping[str, str], *names: str) -> dict[str, str]:
-    return {name: parts[name] for name in names if name in parts}
 
 
 # A job --------------------------------------------------------------------------------------------
