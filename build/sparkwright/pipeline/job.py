@@ -90,10 +90,8 @@ class ToolchainResource:
         target = Target(self.platform, self._native.arch)
         chain = prepare_toolchain(self.lock, target, self.access)
         work = Path(WORK)
-        self._versions.update(
-            cuda=self._native.toolkit.cuda,
-            **{name: chain.parts[name] for name in ("cmake", "torch") if name in chain.parts},
-        )
+        named = {name: chain.parts[name] for name in ("cmake", "torch") if name in chain.parts}
+        self._versions.update(cuda=self._native.toolkit.cuda, **named)
         return {
             "arch": target.arch,
             "argv": configure_command(chain, WORK),
