@@ -23,7 +23,7 @@ ATTACKS = (
     "unit/test_publish_addresses.py", "unit/test_store_abandoned.py",
     "unit/test_store_remote.py", "unit/test_upstream_archive.py", "unit/test_upstream_folder.py",
     "unit/test_engine_client_sse.py", "unit/test_engine_exposition.py", "unit/test_verify_journal.py",
-    "unit/test_wheel_archive.py", "unit/test_wheel_hostile.py", "unit/test_wheel_insides.py",
+    "unit/test_wheel_archive.py", "unit/test_wheel_hostile.py",
     "integration/test_commit_index.py", "integration/test_upstream_sources.py",
     "integration/test_engine_client_endpoint.py",
 )  # fmt: skip

@@ -1,9 +1,16 @@
 """Merges that are clean and wrong: each kind planted, beside a twin that only differs by what is wrong."""
 
+import gc
+from importlib import import_module
+from pathlib import Path
+
 import pytest
 from kit import DELETED, Scene
 
-from sparkwright.merge.report import Outcome, OutcomeKind
+from sparkwright.merge import hazards, sides
+from sparkwright.merge.modules import read_module
+from sparkwright.merge.report import MergeReport, Outcome, OutcomeKind
+from sparkwright.store import Store
 
 FILE = "vllm/cache.py"
 OTHER = "vllm/other.py"
@@ -391,3 +398,107 @@ def test_code_that_is_nested_as_deep_as_python_takes_is_merged(scene: Scene) -> 
     scene.base, scene.target = {FILE: deep + MIDDLE}, {FILE: deep + "Z = 1\n" + MIDDLE}
     scene.add("fix", {FILE: deep + MIDDLE + "Y = 1\n"})
     assert scene.merge().outcomes[0].kind is OutcomeKind.APPLIED
+
+
+# Findings on clean merges, remembered in the store under the trees that determine them ----
+
+
+BASE = (
+    "def grow(size):\n    first = size\n\n    second = size\n\n    third = size\n    return first\n\n\n"
+    + "".join(f"def middle_{number}():\n    return {number}\n\n\n" for number in range(6))
+)
+UPSTREAM = BASE.replace("first = size", "first = size + 1")
+HAZARDOUS = BASE.replace("third = size", "third = size + 1")
+FLAWED = BASE + "LIMIT = 2\n"
+
+
+@pytest.fixture
+def remembering(scene: Scene, store: Store) -> Scene:
+    """Carries of which one merges into a hazard and another into a flaw."""
+    scene.base, scene.store = {FILE: BASE}, store
+    scene.target = {FILE: "LIMIT = 1\n\n\n" + UPSTREAM}
+    scene.add("hazardous", {FILE: HAZARDOUS})
+    scene.add("flawed", {FILE: FLAWED})
+    return scene
+
+
+def records(store: Store) -> list[Path]:
+    return sorted((store.records / "examined").rglob("*.json"))
+
+
+def merge_in_new_process(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> tuple[MergeReport, list[str]]:
+    """Merge without what this process has read before; returns the texts that were parsed."""
+    parsed: list[str] = []
+
+    def reading(text: bytes) -> object:
+        parsed.append(text.decode())
+        return read_module(text)
+
+    for kept in (sides._modules, sides._faults, sides._words):
+        kept.clear()
+    with monkeypatch.context() as patched:
+        patched.setattr(sides, "read_module", reading)
+        return scene.merge(), parsed
+
+
+def test_a_merge_that_was_examined_before_parses_nothing(remembering, store, monkeypatch):
+    first, parsed = merge_in_new_process(remembering, monkeypatch)
+    assert parsed
+    assert [outcome.kind for outcome in first.outcomes] == [OutcomeKind.APPLIED, OutcomeKind.REFUSED]
+    assert [hazard.name for hazard in first.outcomes[0].hazards] == ["grow"]
+    assert len(records(store)) == 2
+    again, parsed = merge_in_new_process(remembering, monkeypatch)
+    assert parsed == []
+    assert again == first
+
+
+def test_only_the_changed_carry_and_those_after_it_are_examined_again(remembering, store, monkeypatch):
+    merge_in_new_process(remembering, monkeypatch)
+    before = records(store)
+    remembering.carries[1:] = []
+    remembering.add("sound", {FILE: BASE + "LIMITS = 2\n"})
+    report, _ = merge_in_new_process(remembering, monkeypatch)
+    assert [outcome.kind for outcome in report.outcomes] == [OutcomeKind.APPLIED] * 2
+    assert len(set(records(store)) - set(before)) == 1
+
+
+@pytest.mark.parametrize("damage", [b"", b"\xff", b"[]", b'{"flaws": [1]}', b'{"flaw": []}'])
+def test_a_damaged_record_counts_as_none(remembering, store, monkeypatch, damage):
+    first, _ = merge_in_new_process(remembering, monkeypatch)
+    for path in records(store):
+        path.write_bytes(damage)
+    again, parsed = merge_in_new_process(remembering, monkeypatch)
+    assert parsed
+    assert again == first
+
+
+def test_other_detectors_examine_again(remembering, store, monkeypatch):
+    merge_in_new_process(remembering, monkeypatch)
+    monkeypatch.setattr(hazards, "_rules", lambda: "of another release")
+    _, parsed = merge_in_new_process(remembering, monkeypatch)
+    assert parsed
+    assert len(records(store)) == 4
+
+
+def test_the_rules_digest_covers_every_module_of_the_detectors() -> None:
+    pending, modules = [hazards], {"hazards"}
+    while pending:
+        for value in vars(pending.pop()).values():
+            parent, _, name = str(getattr(value, "__module__", "")).rpartition(".")
+            if parent == "sparkwright.merge" and name not in {*modules, "report"}:
+                modules.add(name)
+                pending.append(import_module(f"{parent}.{name}"))
+    assert {f"{name}.py" for name in modules} == set(hazards._RULES)
+
+
+@pytest.mark.parametrize("text", [b"A = 1\n", b"def broken(:\n", b"\0"])
+def test_reading_a_file_leaves_the_garbage_collector_as_it_was(text: bytes) -> None:
+    assert gc.isenabled()
+    read_module(text)
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        read_module(text)
+        assert not gc.isenabled()
+    finally:
+        gc.enable()

@@ -1,12 +1,27 @@
 """How CMake is asked to configure upstream's project."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from kit import make_tree
+from native_case import lock_of
 from unit_kit import make_toolchain
 
-from sparkwright.native.configure import Workspace, _abstract, configure_command
-from sparkwright.native.model import Toolchain
+from sparkwright.git.repository import Repository
+from sparkwright.git.trees import FileEntry, patch_tree
+from sparkwright.lock.model import Artifact
+from sparkwright.lock.native import SourcePin
+from sparkwright.native import configure
+from sparkwright.native.configure import (
+    Workspace,
+    _abstract,
+    configuration_key,
+    configure_command,
+    native_tree,
+    open_workspace,
+)
+from sparkwright.native.model import Inputs, SourceTree, Target, Toolchain
 
 
 @pytest.fixture
@@ -48,3 +63,147 @@ def test_an_object_of_a_source_elsewhere_loses_the_work_folder(chain: Toolchain,
         "-I{work}/source/csrc", "-c", "{work}/deps/q/a.cu", "-o", "CMakeFiles/_q.dir/deps/q/a.cu.o",
         "-DHERE={work}/build",
     ]  # fmt: skip
+
+
+# The tree that is compiled, the folder that it is laid out in, and what configuring depends on
+
+
+@pytest.fixture
+def toolchain(tmp_path: Path) -> Toolchain:
+    """Folders with one file each; nothing here starts a program."""
+    made = replace(make_toolchain(tmp_path), cross=True)
+    for folder in (made.cuda, made.torch, made.python_include):
+        (folder / "there").touch()
+    return made
+
+
+LOCK = lock_of(Artifact(filename="v.whl", sha256="0" * 64, size=1))
+UPSTREAM = {
+    "CMakeLists.txt": "project(tiny)",
+    "cmake/utils.cmake": "# helpers",
+    "csrc/kernel.cu": "one",
+    "csrc/generate.py": "print()",
+    "vllm/__init__.py": "",
+    "setup.py": "",
+}
+HEADERS = {"include/math.h": "#define M 1"}
+ATTENTION = {"CMakeLists.txt": "# attention", "csrc/attention.cu": "two"}
+PINS = {
+    "headers": SourcePin(ref="v1", tree="0" * 40, paths=("include",)),
+    "attention": SourcePin(ref="v1", tree="0" * 40, paths=("csrc",)),
+    "above-headers": SourcePin(ref="v1", tree="0" * 40, paths=("include",), mount="attention:csrc/headers"),
+}
+
+
+@pytest.fixture
+def inputs(repository: Repository, toolchain: Toolchain) -> Inputs:
+    trees = {"headers": HEADERS, "attention": ATTENTION, "above-headers": HEADERS}
+    sources = {
+        name: SourceTree(name=name, tree=make_tree(repository, files), origin="made here")
+        for name, files in trees.items()
+    }
+    return Inputs(make_tree(repository, UPSTREAM), sources, toolchain, Target("aarch64", "12.1a"))
+
+
+def test_the_compiled_tree_holds_native_inputs_and_dependencies_and_nothing_else(repository, inputs):
+    assert set(repository.files(native_tree(repository, inputs, PINS))) == {
+        "source/CMakeLists.txt",
+        "source/cmake/utils.cmake",
+        "source/csrc/kernel.cu",
+        "source/csrc/generate.py",
+        "deps/headers/include/math.h",
+        "deps/attention/CMakeLists.txt",
+        "deps/attention/csrc/attention.cu",
+        "deps/attention/csrc/headers/include/math.h",
+    }
+
+
+def test_a_python_change_leaves_the_compiled_tree_as_it_is(repository: Repository, inputs: Inputs) -> None:
+    changed = patch_tree(repository, inputs.tree, {"vllm/__init__.py": FileEntry("100644", b"import os")})
+    again = Inputs(changed, inputs.sources, inputs.toolchain, inputs.target)
+    assert native_tree(repository, again, PINS) == native_tree(repository, inputs, PINS)
+
+
+@pytest.mark.parametrize("path", ["csrc/kernel.cu", "cmake/utils.cmake"])
+def test_a_native_change_gives_another_compiled_tree(repository, inputs, path):
+    changed = patch_tree(repository, inputs.tree, {path: FileEntry("100644", b"other")})
+    again = Inputs(changed, inputs.sources, inputs.toolchain, inputs.target)
+    assert native_tree(repository, again, PINS) != native_tree(repository, inputs, PINS)
+
+
+def key_after(repository: Repository, inputs: Inputs, change: dict[str, bytes | None]) -> str:
+    files = {path: None if data is None else FileEntry("100644", data) for path, data in change.items()}
+    tree = patch_tree(repository, native_tree(repository, inputs, PINS), files)
+    return configuration_key(repository, tree, inputs, LOCK)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"source/csrc/kernel.cu": b"edited"}, {"deps/headers/include/math.h": b"#define M 2"}],
+    ids=["kernel", "header"],
+)
+def test_what_only_the_compiler_reads_does_not_configure_anew(repository, inputs, change):
+    assert key_after(repository, inputs, change) == key_after(repository, inputs, {})
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"source/CMakeLists.txt": b"project(other)"},
+        {"source/csrc/generate.py": b"print(1)"},
+        {"source/csrc/added.cu": b""},
+        {"source/csrc/kernel.cu": None},
+        {"deps/attention/CMakeLists.txt": b"# other"},
+    ],
+    ids=["project", "generator", "added kernel", "removed kernel", "a dependency's project"],
+)
+def test_what_cmake_reads_or_lists_configures_anew(repository, inputs, change):
+    assert key_after(repository, inputs, change) != key_after(repository, inputs, {})
+
+
+@pytest.mark.parametrize("other", [Target("aarch64", "9.0a"), Target("x86_64", "12.1a")])
+def test_another_target_configures_anew(repository: Repository, inputs: Inputs, other: Target) -> None:
+    again = Inputs(inputs.tree, inputs.sources, inputs.toolchain, other)
+    assert key_after(repository, again, {}) != key_after(repository, inputs, {})
+
+
+def test_another_argument_of_cmakes_configures_anew(repository, inputs, monkeypatch):
+    before = key_after(repository, inputs, {})
+
+    def command(*given: object) -> list[str]:
+        return [*configure_command(*given), "-DCMAKE_UNITY_BUILD=ON"]  # type: ignore[arg-type]
+
+    monkeypatch.setattr(configure, "configure_command", command)
+    assert key_after(repository, inputs, {}) != before
+
+
+def test_places_on_this_machine_do_not_count(repository: Repository, inputs: Inputs, tmp_path: Path) -> None:
+    elsewhere = replace(inputs.toolchain, cmake=tmp_path / "usr/bin/cmake", cuda=tmp_path / "opt/cuda")
+    again = replace(inputs, toolchain=elsewhere)
+    assert key_after(repository, again, {}) == key_after(repository, inputs, {})
+    other = replace(inputs, toolchain=replace(inputs.toolchain, key="another"))
+    assert key_after(repository, other, {}) != key_after(repository, inputs, {})
+
+
+def test_a_workspace_is_laid_out_and_taken_away(store, repository, inputs, toolchain):
+    tree = native_tree(repository, inputs, PINS)
+    with open_workspace(store, repository, tree, toolchain) as work:
+        root = work.root
+        assert (work.source / "csrc/kernel.cu").read_text() == "one"
+        assert (root / "deps/attention/csrc/headers/include/math.h").is_file()
+        assert all((root / name / "there").is_file() for name in ("cuda", "torch", "python"))
+        assert list(work.build.iterdir()) == []
+        (work.source / "csrc/generated.cu").write_text("")  # configuring writes beside the sources
+    assert not root.exists()
+    assert (toolchain.cuda / "there").is_file(), "what links led to was removed"
+
+
+def test_commands_name_no_place(store, repository, inputs, toolchain):
+    tree = native_tree(repository, inputs, PINS)
+    told = []
+    for _ in range(2):
+        with open_workspace(store, repository, tree, toolchain) as work:
+            line = f"{work.root}/cuda/bin/nvcc -I{work.source}/csrc -L{toolchain.torch.resolve()}/lib"
+            told.append(work.abstract(line))
+            assert Path(work.expand(tuple(told[-1].split()))[0]) == work.root / "cuda/bin/nvcc"
+    assert told == ["{work}/cuda/bin/nvcc -I{work}/source/csrc -L{work}/torch/lib"] * 2

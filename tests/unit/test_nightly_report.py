@@ -4,9 +4,12 @@ import xml.etree.ElementTree as ET
 
 import night_kit
 import pytest
+from kit import make_tree
 from markdown_it import MarkdownIt
 
 from sparkwright.base.text import code_span
+from sparkwright.git.repository import Repository
+from sparkwright.nightly.judging import runners
 from sparkwright.nightly.model import Judgement, NightCheck, Standing, standing_of
 from sparkwright.nightly.propose import HeldBack, Proposal, ProposedCommit, commit_address, render_markdown
 
@@ -121,3 +124,27 @@ def test_proposals_say_what_holds_a_release_back():
 def test_only_a_whole_commit_at_an_https_address_becomes_a_link(upstream, commit):
     assert commit_address(upstream, commit) == ""
     assert commit_address(UPSTREAM, "8a" * 20).endswith("/commit/" + "8a" * 20)
+
+
+# The model runners that are the default of some model, by the text of upstream's configuration
+
+
+CHOICE = "vllm/config/vllm.py"
+BY_MODEL = "def use_v2_model_runner():\n    return DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (
+            "def use_v2_model_runner():\n    return arch in DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES\n",
+            {"v1", "v2"},
+        ),
+        ("def use_v2_model_runner():\n    return True\n", {"v2"}),
+        ("V1 = True\n", {"v1"}),
+        (None, {"v1"}),
+    ],
+)
+def test_it_is_v1_until_v2_may_be_chosen(repository: Repository, text: str | None, found: set[str]) -> None:
+    files = {"vllm/__init__.py": ""} | ({} if text is None else {CHOICE: text})
+    assert runners(repository, make_tree(repository, files)) == found

@@ -1,13 +1,22 @@
 """Versions of native wheels that take some extensions from upstream's wheel, as built and as audited."""
 
 import functools
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
+from http_index import Index
+from msgspec.structs import replace
+from native_kit import native_tables, offer_toolkit
 from packaging.version import Version
 
-from sparkwright.pipeline.record import native_version, version_of
+from sparkwright.lock.model import read_lock
+from sparkwright.lock.native import Binary, ExtensionSpec
+from sparkwright.native import inspection
+from sparkwright.pipeline.moves import with_measured
+from sparkwright.pipeline.record import native_expectation, native_version, version_of
 from sparkwright.wheel.names import local_version
 
 EXTENSIONS = ("_C", "_moe_C", "_vllm_fa2_C", "_qutlass_C", "cumem_allocator")
@@ -65,3 +74,58 @@ def test_of_one_build_more_compiled_extensions_are_newer() -> None:
     ]
     assert versions == sorted(versions, reverse=True)
     assert len(set(versions)) == len(names) + 1
+
+
+# The libraries that an audit resolves a wheel's symbols in --------------------------------
+
+
+LOCK = read_lock(Path(__file__).resolve().parents[2] / "upstream.lock")
+LIBRARIES = object()
+
+
+@pytest.mark.parametrize(("torch", "libraries"), [(LOCK.release.torch, LIBRARIES), ("9.9.9", None)])
+def test_libraries_of_another_torch_resolve_nothing(monkeypatch, torch, libraries):
+    monkeypatch.setattr(inspection, "find_surroundings", lambda *_: LIBRARIES)
+    monkeypatch.setattr(inspection, "inspector_of", lambda *_: None)
+    lock = replace(LOCK, release=replace(LOCK.release, torch=torch))
+    job = SimpleNamespace(
+        spec=SimpleNamespace(lock=lock, arch=None), options=SimpleNamespace(platform="aarch64"),
+        store=None, access=None,
+    )  # fmt: skip
+    found = native_expectation(job)
+    assert found is not None
+    assert found.surroundings is libraries
+
+
+# The lock's measurements after a build in which upstream's wheel provided some of the extensions
+
+
+MEMBERS = {name: f"vllm/{name}.abi3.so" for name in ("_C", "_moe_C", "_new")}
+OLD = msgspec.structs.replace(
+    native_tables(offer_toolkit(Index())),
+    extensions={name: ExtensionSpec(member=member) for name, member in MEMBERS.items()},
+    binaries={
+        MEMBERS["_C"]: Binary(cubins={"sm_121a": 70, "sm_89": 1}, why="INT8 with zero points"),
+        MEMBERS["_moe_C"]: Binary(cubins={"sm_121a": 30}),
+        "vllm/gone.abi3.so": Binary(),
+    },
+    costs={"_C/a.cu": (900.0, 5000), "_moe_C/b.cu": (9.0, 90)},
+    measured="1.1.0",
+)
+MOE = {MEMBERS["_moe_C"]: Binary(cubins={"sm_121a": 31})}
+
+
+def test_what_upstream_provided_keeps_its_entries_and_their_release():
+    found = with_measured(OLD, {"_moe_C"}, MOE, {"_moe_C/b.cu": (7.0, 70)})
+    assert found.binaries == {**MOE, MEMBERS["_C"]: OLD.binaries[MEMBERS["_C"]]}
+    assert found.costs == {"_C/a.cu": (900.0, 5000), "_moe_C/b.cu": (7.0, 70)}
+    assert (found.measured, found.is_measured) == ("1.1.0", False)
+    again = with_measured(msgspec.structs.replace(OLD, measured=""), {"_moe_C"}, MOE, {})
+    assert again.is_measured
+
+
+def test_once_all_are_compiled_nothing_older_is_left():
+    whole = {member: Binary(cubins={"sm_121a": 1}) for member in MEMBERS.values()}
+    found = with_measured(OLD, set(MEMBERS), whole, {"_new/c.cu": (6.0, 60)})
+    assert (found.binaries, found.costs) == (whole, {"_new/c.cu": (6.0, 60)})
+    assert (found.measured, found.is_measured) == ("", True)

@@ -1,8 +1,11 @@
 """The difference of two specs as changes, and the candidates that sets of them make."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -13,9 +16,12 @@ from tiny_release import make_tiny
 
 from sparkwright.base.errors import BisectionError
 from sparkwright.carries.model import Carry, load_carry
+from sparkwright.pipeline.checkout import open_checkout
+from sparkwright.search import specs
 from sparkwright.search.changes import SpecDifference, UpstreamStep, difference
 from sparkwright.search.specs import ResolvedSpec, UpstreamPoint
 from sparkwright.search.subsets import Changes
+from sparkwright.wheel.names import parse_name
 
 VERSION = "1.2.0"
 
@@ -168,3 +174,29 @@ def test_a_digest_names_what_is_built_and_not_the_words(shelf: Shelf) -> None:
     other = difference(replace(one.start, text="other words"), one.end)
     assert one.candidate(frozenset()).digest == other.candidate(frozenset()).digest
     assert one.candidate(frozenset({"a:added"})).digest != one.candidate(frozenset()).digest
+
+
+# Ends of a bisection: patchsets on releases, and upstream's wheels ------------------------
+
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def resolver(tmp_path_factory: pytest.TempPathFactory) -> specs.Resolver:
+    access: Any = None  # neither releases nor wheels here are looked for in the store
+    return specs.Resolver(open_checkout(ROOT), access, tmp_path_factory.mktemp("ends"), "", "")
+
+
+def test_an_end_names_its_own_patchset(resolver: specs.Resolver) -> None:
+    with_own, default = (resolver.resolve(text) for text in ("0.24@0.24.0", "0.33.0"))
+    assert "hybrid-hit" in {carry.name for carry in with_own.carries}
+    assert "hybrid-hit" not in {carry.name for carry in default.carries}
+
+
+@pytest.mark.parametrize("release", ["0.24.0", "0.33.0"])
+def test_upstreams_wheel_has_the_lock_of_its_release(resolver: specs.Resolver, release: str) -> None:
+    name = parse_name(f"vllm-{release}-cp38-abi3-manylinux_2_28_x86_64.whl")
+    found = resolver._stock_wheel("x.whl", name)
+    assert found.lock.release.version == release
+    assert resolver._stock_wheel("x.whl", parse_name("vllm-0.9.0-py3-none-any.whl")).lock is None

@@ -9,13 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import elfkit
 import pytest
 import wheelkit
 from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkwright.base.errors import ArchiveError
+from sparkwright.native.elf import read_elf
+from sparkwright.native.inspection import Inspector, Surroundings
+from sparkwright.store import Store
 from sparkwright.wheel.archive import MOST_TEXT, Archive, open_archive
+from sparkwright.wheel.binaries import resolution_of
 from sparkwright.wheel.rewrite import Kept, Range, Stored, layout, write_parts
 
 
@@ -349,3 +354,37 @@ def test_any_selection_reads_back(tmp_path_factory, files, data):
         assert archive.testzip() is None
         expected = {name: content if name in kept else content[::-1] for name, content in files.items()}
         assert {name: archive.read(name) for name in archive.namelist()} == expected
+
+
+# What is known of a binary is found once for a store, and again where anything that decides it differs
+
+
+SHA256 = "a" * 64
+
+
+@pytest.fixture
+def inspector(store: Store) -> Inspector:
+    def none() -> Path:
+        raise AssertionError("no device code is asked for")
+
+    return Inspector(store, none)
+
+
+def test_symbols_are_resolved_once_among_the_same_libraries(tmp_path: Path, inspector: Inspector) -> None:
+    lib = elfkit.shared(
+        tmp_path / "lib" / "libtorch.so", "int add(void) { return 1; }", "-Wl,-soname,libtorch.so"
+    )
+    code = "int add(void); int f(void) { return add(); }"
+    elf = read_elf(elfkit.shared(tmp_path / "x.so", code, "-Wl,--no-as-needed", lib))
+    there = Surroundings.of([lib.parent], key="there")
+    gone = Surroundings.of([])
+
+    def unresolved(surroundings: Surroundings, sha256: str = SHA256) -> tuple[str, ...]:
+        return resolution_of(elf, sha256, surroundings, "none", inspector).unresolved
+
+    assert unresolved(there) == ()
+    assert unresolved(replace(gone, key="there")) == (), "remembered"
+    assert unresolved(replace(gone, key="gone")) == ("add",), "other libraries"
+    assert unresolved(replace(gone, key="there"), "b" * 64) == ("add",), "another binary"
+    assert unresolved(gone) == ("add",)
+    assert unresolved(replace(there, key="")) == (), "without a key nothing is remembered"
