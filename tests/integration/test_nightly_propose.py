@@ -50,13 +50,8 @@ class Project:
 
     def git(self, *words: str) -> str:
         settings = (
-            "-c",
-            "user.name=Person",
-            "-c",
-            "user.email=person@localhost",
-            "-c",
-            "commit.gpgsign=false",
-        )
+            "-c", "user.name=Person", "-c", "user.email=person@localhost", "-c", "commit.gpgsign=false",
+        )  # fmt: skip
         done = subprocess.run(
             ["git", *settings, *words], cwd=self.root, check=True, capture_output=True, text=True
         )

@@ -83,15 +83,10 @@ class TestEdited:
     @pytest.mark.parametrize(
         "junk",
         [
-            "__pycache__/a.pyc",
-            ".git/HEAD",
-            "a.py.orig",
-            "b/c.py.rej",
-            ".b.swp",
-            "x.egg-info/PKG-INFO",
+            "__pycache__/a.pyc", ".git/HEAD", "a.py.orig", "b/c.py.rej", ".b.swp", "x.egg-info/PKG-INFO",
             "b/k.so",
         ],
-    )
+    )  # fmt: skip
     def test_what_tools_leave_behind_is_no_edit(self, repository, tree, folder, junk):
         edit(folder, {junk: "junk"})
         assert diff_folder(repository, tree, folder) == b""

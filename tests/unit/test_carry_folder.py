@@ -144,14 +144,10 @@ def test_a_folder_without_its_toml_is_refused_or_overlooked(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("version", "expected"),
     [
-        ("0.9", "1.0"),
-        ("1.0", "1.0"),
-        ("1.9.9", "1.0"),
-        ("1.10.0rc1", "1.0"),
-        ("1.10", "1.10"),
+        ("0.9", "1.0"), ("1.0", "1.0"), ("1.9.9", "1.0"), ("1.10.0rc1", "1.0"), ("1.10", "1.10"),
         ("2.5", "1.10"),
     ],
-)
+)  # fmt: skip
 def test_the_nearest_revision_not_after_the_pin_is_taken(tmp_path: Path, version: str, expected: str) -> None:
     carry = load_carry(write_carry(tmp_path, "fix", patches={"1.10": b"", "1.0": b""}))
     found = carry.revision_for(version)

@@ -136,19 +136,10 @@ def named(path: str) -> bytes:
 @pytest.mark.parametrize(
     "path",
     [
-        "../f",
-        "a/../f",
-        "..",
-        "/etc/passwd",
-        ".git/config",
-        "a/.git/hooks/x",
-        "a//b",
-        "./a",
-        "a/./b",
-        "a/",
+        "../f", "a/../f", "..", "/etc/passwd", ".git/config", "a/.git/hooks/x", "a//b", "./a", "a/./b", "a/",
         "a\\b",
     ],
-)
+)  # fmt: skip
 def test_paths_outside_the_tree_are_refused(path: str) -> None:
     refused(named(path))
     assert parse_patch(named("a/..b/.gitignore"), name="p").paths == ("a/..b/.gitignore",)
@@ -175,14 +166,10 @@ def test_one_file_twice_is_refused() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        b"",
-        b"\n",
-        b"hello\n",
-        b"\0\xff",
-        b"@@ -1 +1 @@\n-1\n+2\n",
+        b"", b"\n", b"hello\n", b"\0\xff", b"@@ -1 +1 @@\n-1\n+2\n",
         b"diff --cc f\nindex 1,2..3\n@@@ -1 -1 +1 @@@\n",
     ],
-)
+)  # fmt: skip
 def test_what_is_no_patch_is_refused(text: bytes) -> None:
     refused(text)
 

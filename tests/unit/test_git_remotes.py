@@ -27,32 +27,14 @@ SHA = "0123456789abcdef0123456789abcdef01234567"
 @pytest.mark.parametrize(
     "address",
     [
-        "",
-        "--upload-pack=touch /tmp/owned",
-        "-oProxyCommand=touch /tmp/owned",
-        "ext::sh -c touch% /tmp/owned",
-        "ext::sh -c touch% x://y",
-        "fd::17",
-        "https::evil://host/x",
-        "http://host/x",
-        "git://host/x",
-        "ftp://host/x",
-        "HTTPS://host/x",
-        "ht\ttps://host/x",
-        "https://[host/x",
-        "https://",
-        "https:///path",
-        "file://",
-        "file://host/share",
-        "ssh://-oProxyCommand=x/y",
-        "ssh://user@-oProxyCommand=x/y",
-        "host:-path",
-        "host::path",
-        "https://host/x\nfile:///y",
-        "no/such/folder",
-        "a\0b",
+        "", "--upload-pack=touch /tmp/owned", "-oProxyCommand=touch /tmp/owned",
+        "ext::sh -c touch% /tmp/owned", "ext::sh -c touch% x://y", "fd::17", "https::evil://host/x",
+        "http://host/x", "git://host/x", "ftp://host/x", "HTTPS://host/x", "ht\ttps://host/x",
+        "https://[host/x", "https://", "https:///path", "file://", "file://host/share",
+        "ssh://-oProxyCommand=x/y", "ssh://user@-oProxyCommand=x/y", "host:-path", "host::path",
+        "https://host/x\nfile:///y", "no/such/folder", "a\0b",
     ],
-)
+)  # fmt: skip
 def test_addresses_that_are_no_remote_are_refused(address: str) -> None:
     with pytest.raises(RefError):
         check_address(address)
@@ -61,15 +43,10 @@ def test_addresses_that_are_no_remote_are_refused(address: str) -> None:
 @pytest.mark.parametrize(
     "address",
     [
-        "https://host/owner/name",
-        "https://host:8443/owner/name.git",
-        "ssh://git@host/owner/name",
-        "ssh://git@host:22/~/name",
-        "file:///srv/git/name",
-        "git@host:owner/name.git",
-        "host:owner/name",
+        "https://host/owner/name", "https://host:8443/owner/name.git", "ssh://git@host/owner/name",
+        "ssh://git@host:22/~/name", "file:///srv/git/name", "git@host:owner/name.git", "host:owner/name",
     ],
-)
+)  # fmt: skip
 def test_addresses_of_remotes_are_taken(address: str) -> None:
     assert check_address(address) == address
 
@@ -77,13 +54,10 @@ def test_addresses_of_remotes_are_taken(address: str) -> None:
 @pytest.mark.parametrize(
     "address",
     [
-        "https://user:s3cret@host/x.git",
-        "https://s3cret@host/x.git",
-        "https://s3cret@user@host/x.git",
-        "ssh://git:s3cret@host/x.git",
-        "http://user:s3cret@host/x.git",
+        "https://user:s3cret@host/x.git", "https://s3cret@host/x.git", "https://s3cret@user@host/x.git",
+        "ssh://git:s3cret@host/x.git", "http://user:s3cret@host/x.git",
     ],
-)
+)  # fmt: skip
 def test_secrets_in_addresses_are_refused_and_not_repeated(tmp_path, heard, address):
     repository = open_repository(tmp_path / "git")
     for use in (

@@ -166,13 +166,10 @@ class TestNames:
     @pytest.mark.parametrize(
         "line",
         [
-            "from vllm.other import LIMIT",
-            "from .other import LIMIT",
-            "from vllm import other",
-            "import vllm.other",
-            "def f():\n    from vllm.other import LIMIT as L\n    return L",
+            "from vllm.other import LIMIT", "from .other import LIMIT", "from vllm import other",
+            "import vllm.other", "def f():\n    from vllm.other import LIMIT as L\n    return L",
         ],
-    )
+    )  # fmt: skip
     def test_the_carry_imports_what_upstream_moved(self, scene: Scene, line: str) -> None:
         files = {FILE: MIDDLE, OTHER: "LIMIT = 1\nELSE = 1\n", "vllm/__init__.py": ""}
         change = {FILE: f"{line}\n\n\n{MIDDLE}"}

@@ -152,18 +152,12 @@ def test_code_that_upstream_has_while_its_tests_differ_is_absorbed(scene: Scene)
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        ("tests/v1/test_a.py", True),
-        ("vllm/x/tests/a.py", True),
-        ("benchmarks/run.py", True),
-        (".buildkite/a.yaml", True),
-        ("README.md", True),
-        ("vllm/testing.py", False),
-        ("vllm/benchmarks/run.py", False),
-        ("csrc/a.cu", False),
-        ("requirements/cuda.txt", False),
+        ("tests/v1/test_a.py", True), ("vllm/x/tests/a.py", True), ("benchmarks/run.py", True),
+        (".buildkite/a.yaml", True), ("README.md", True), ("vllm/testing.py", False),
+        ("vllm/benchmarks/run.py", False), ("csrc/a.cu", False), ("requirements/cuda.txt", False),
         ("mytests/a.py", False),
     ],
-)
+)  # fmt: skip
 def test_what_counts_as_a_text(path: str, text: bool) -> None:  # noqa: FBT001
     assert is_text(path) is text
 

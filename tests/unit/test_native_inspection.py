@@ -96,12 +96,9 @@ def test_damage_is_told_as_such(tmp_path: Path) -> None:
 # Device code -------------------------------------------------------------------------------
 
 IMAGES = [
-    ("sm_121a", ["gemm", "norm"]),
-    ("sm_80", ["old"]),
-    ("compute_80", ["old"]),
-    ("sm_120f", ["norm"]),
+    ("sm_121a", ["gemm", "norm"]), ("sm_80", ["old"]), ("compute_80", ["old"]), ("sm_120f", ["norm"]),
     ("sm_121a", ["more"]),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("words", ["13.2", "13.5"])

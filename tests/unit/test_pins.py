@@ -23,19 +23,10 @@ START = {
     "vllm/engine.py": "ENGINE = 1\n",
 }
 NATIVE = [
-    "CMakeLists.txt",
-    "cmake/utils.cmake",
-    "cmake/external_projects/new.cmake",
-    "csrc/kernel.cu",
-    "csrc/deep/new.cuh",
-    "pyproject.toml",
-    "requirements/cuda.txt",
-    "requirements/build/cuda.txt",
-    "rust/src/main.rs",
-    "setup.py",
-    "tools/build_deepgemm_C.py",
-    "vllm/_custom_ops.py",
-]
+    "CMakeLists.txt", "cmake/utils.cmake", "cmake/external_projects/new.cmake", "csrc/kernel.cu",
+    "csrc/deep/new.cuh", "pyproject.toml", "requirements/cuda.txt", "requirements/build/cuda.txt",
+    "rust/src/main.rs", "setup.py", "tools/build_deepgemm_C.py", "vllm/_custom_ops.py",
+]  # fmt: skip
 HARMLESS = ["README.md", "docs/csrc.md", "requirements/test/cuda.txt", "tests/csrc/t.py", "vllm/engine.py"]
 
 

@@ -81,13 +81,10 @@ class TestOutcomes:
     @pytest.mark.parametrize(
         ("verdicts", "expected"),
         [
-            (("passed", "skipped"), "passed"),
-            (("skipped",), "undecided"),
-            (("passed", "undecided"), "undecided"),
-            (("undecided", "failed"), "failed"),
-            ((), "undecided"),
+            (("passed", "skipped"), "passed"), (("skipped",), "undecided"),
+            (("passed", "undecided"), "undecided"), (("undecided", "failed"), "failed"), ((), "undecided"),
         ],
-    )
+    )  # fmt: skip
     def test_the_whole_is_as_good_as_its_worst_check(self, verdicts: tuple[str, ...], expected: str) -> None:
         assert worst(tuple(CheckOutcome("x", verdict) for verdict in verdicts)) == expected  # type: ignore[arg-type]
 

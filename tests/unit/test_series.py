@@ -48,15 +48,12 @@ def chosen(checkout: Checkout, patchset: str = "") -> tuple[str, str, str]:
 @pytest.mark.parametrize(
     ("series", "patchset", "expected"),
     [
-        ("", "", ("1.2", "1.2.0", "1.2")),
-        ("1.2", "", ("1.2", "1.2.0", "1.2")),
-        ("1.5", "", ("1.5", "1.5.0", "1.5")),
-        ("", "1.5", ("1.5", "1.5.0", "1.5")),
-        ("1.5", "1.5", ("1.5", "1.5.0", "1.5")),
-        ("", "mine", ("1.2", "1.2.0", "mine")),
+        ("", "", ("1.2", "1.2.0", "1.2")), ("1.2", "", ("1.2", "1.2.0", "1.2")),
+        ("1.5", "", ("1.5", "1.5.0", "1.5")), ("", "1.5", ("1.5", "1.5.0", "1.5")),
+        ("1.5", "1.5", ("1.5", "1.5.0", "1.5")), ("", "mine", ("1.2", "1.2.0", "mine")),
         ("1.5", "mine", ("1.5", "1.5.0", "mine")),
     ],
-)
+)  # fmt: skip
 def test_a_series_has_its_own_lock_and_patchset(root, series, patchset, expected):
     assert chosen(open_checkout(root, series, patchset), patchset) == expected
 

@@ -136,16 +136,11 @@ def test_native_inputs_are_refused(plan: AssemblyPlan, path: str, tmp_path: Path
 @pytest.mark.parametrize(
     ("path", "content"),
     [
-        ("requirements/common.txt", b"x"),
-        ("pyproject.toml", None),
-        ("vllm/config/data.bin", b"\0"),
-        ("vllm/configs/README", b"x"),
-        ("vllm/_version.py", b"x = 1"),
-        ("vllm/_C.abi3.so", b"x"),
-        ("vllm/vllm-rs", None),
-        ("vllm/../x.py", b""),
+        ("requirements/common.txt", b"x"), ("pyproject.toml", None), ("vllm/config/data.bin", b"\0"),
+        ("vllm/configs/README", b"x"), ("vllm/_version.py", b"x = 1"), ("vllm/_C.abi3.so", b"x"),
+        ("vllm/vllm-rs", None), ("vllm/../x.py", b""),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_shipped_is_named_and_refused(plan, path, content, tmp_path):
     error = _refused(plan, {path: content}, tmp_path / "dist")
     assert isinstance(error, errors.WheelError)

@@ -223,31 +223,17 @@ def test_a_digest_that_is_no_sha256_is_refused(digest: str) -> None:
 @pytest.mark.parametrize(
     ("path", "kind"),
     [
-        ("csrc/ops.cu", "native"),
-        ("csrc/quantization/README.md", "native"),
-        ("cmake/utils.cmake", "native"),
-        ("CMakeLists.txt", "native"),
-        ("setup.py", "native"),
-        ("rust/src/lib.rs", "native"),
-        ("build_rust.sh", "native"),
-        ("tools/build_rust.py", "native"),
-        ("rust-toolchain.toml", "native"),
-        ("requirements/build/cuda.txt", "native"),
-        ("requirements/cuda.txt", "metadata"),
-        ("requirements/common.txt", "metadata"),
-        ("requirements/test/cuda.in", "not-shipped"),
-        ("requirements/lint.txt", "not-shipped"),
-        ("pyproject.toml", "metadata"),
-        ("MANIFEST.in", "metadata"),
-        ("LICENSE", "metadata"),
-        ("vllm/envs.py", "shipped"),
-        ("vllm/csrc/x.py", "shipped"),
-        ("tests/setup.py", "not-shipped"),
-        ("docs/CMakeLists.txt", "not-shipped"),
-        ("vllm_helper.py", "not-shipped"),
-        (".github/workflows/x.yml", "not-shipped"),
+        ("csrc/ops.cu", "native"), ("csrc/quantization/README.md", "native"), ("cmake/utils.cmake", "native"),
+        ("CMakeLists.txt", "native"), ("setup.py", "native"), ("rust/src/lib.rs", "native"),
+        ("build_rust.sh", "native"), ("tools/build_rust.py", "native"), ("rust-toolchain.toml", "native"),
+        ("requirements/build/cuda.txt", "native"), ("requirements/cuda.txt", "metadata"),
+        ("requirements/common.txt", "metadata"), ("requirements/test/cuda.in", "not-shipped"),
+        ("requirements/lint.txt", "not-shipped"), ("pyproject.toml", "metadata"), ("MANIFEST.in", "metadata"),
+        ("LICENSE", "metadata"), ("vllm/envs.py", "shipped"), ("vllm/csrc/x.py", "shipped"),
+        ("tests/setup.py", "not-shipped"), ("docs/CMakeLists.txt", "not-shipped"),
+        ("vllm_helper.py", "not-shipped"), (".github/workflows/x.yml", "not-shipped"),
     ],
-)
+)  # fmt: skip
 def test_classification(path: str, kind: str) -> None:
     assert classify(path) == kind
 

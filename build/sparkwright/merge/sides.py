@@ -113,16 +113,9 @@ def changed_python(old: Side, new: Side) -> list[str]:
 # Paths of tests and documents ---------------------------------------------------------------------
 
 _TEXTS = (
-    "tests/*",
-    "*/tests/*",
-    "docs/*",
-    "examples/*",
-    "benchmarks/*",
-    ".github/*",
-    ".buildkite/*",
-    "*.md",
+    "tests/*", "*/tests/*", "docs/*", "examples/*", "benchmarks/*", ".github/*", ".buildkite/*", "*.md",
     "*.rst",
-)
+)  # fmt: skip
 _IS_TEXT = re.compile("|".join(map(fnmatch.translate, _TEXTS)))
 
 

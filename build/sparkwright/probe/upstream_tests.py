@@ -48,15 +48,8 @@ _FOLDER = "upstream-tests"
 _SERVER, _RUN = "serve_tests.py", "run_tests.py"
 _PACKAGE = "vllm"
 _PARTS = (
-    _PACKAGE,
-    "tests",
-    "pyproject.toml",
-    "setup.py",
-    "CMakeLists.txt",
-    "benchmarks",
-    "examples",
-    "tools",
-)
+    _PACKAGE, "tests", "pyproject.toml", "setup.py", "CMakeLists.txt", "benchmarks", "examples", "tools",
+)  # fmt: skip
 _TEST_S = 30.0
 _FILE = ProcessLimits(seconds=120.0, memory_mib=6144)
 _STARTS = 4  # of a file whose tests end their process
@@ -186,13 +179,8 @@ def prepare_packages(store: Store, python: Path, *, offline: bool) -> Path:
             listed, fresh = scratch / "requirements.txt", scratch / "packages"
             listed.write_text(test_requirements(), encoding="utf-8")
             words: list[str | Path] = [
-                "--target",
-                fresh,
-                "--no-deps",
-                "--require-hashes",
-                "--requirement",
-                listed,
-            ]
+                "--target", fresh, "--no-deps", "--require-hashes", "--requirement", listed,
+            ]  # fmt: skip
             try:
                 with task("install the packages for upstream's tests"):
                     install_packages(python, words)

@@ -221,10 +221,7 @@ def _left_out_faults(
 
 
 NATIVE_CHECKS: tuple[tuple[str, Callable[[AuditSubject, InspectedBinaries], AuditCheck]], ...] = (
-    ("binaries-machine", binaries_machine),
-    ("kernels-native", kernels_native),
-    ("symbols-resolve", symbols_resolve),
-    ("needed-libraries", needed_libraries),
-    ("glibc-floor", glibc_floor),
-    ("left-out-unused", left_out_unused),
-)
+    ("binaries-machine", binaries_machine), ("kernels-native", kernels_native),
+    ("symbols-resolve", symbols_resolve), ("needed-libraries", needed_libraries),
+    ("glibc-floor", glibc_floor), ("left-out-unused", left_out_unused),
+)  # fmt: skip
