@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -26,7 +27,7 @@ from sparkwright.git.repository import Repository, open_repository
 from sparkwright.lock.native import Package
 from sparkwright.native.build import Builder
 from sparkwright.native.model import Inputs
-from sparkwright.pipeline.remote_units import RemoteCompiler
+from sparkwright.pipeline.remote_units import compile_elsewhere
 from sparkwright.store import open_store
 from sparkwright.store.remote import RemoteSettings, RemoteTier
 
@@ -34,6 +35,7 @@ SUPPORT = Path(__file__).parent
 # The lock's toolchain is a hundred packages: what compiles takes the small one here, and all else as it is.
 _WORKER = """\
 import os, sys
+from functools import partial
 from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, {support!r})
@@ -135,12 +137,10 @@ def make_home(folder: Path, url: str, hosts: list[Host], *, keep_going: bool = F
     lock = msgspec.structs.replace(builder.lock, native=msgspec.structs.replace(native, toolkit=toolkit))
     name = "ssh://" + ",".join(host.sshd.host for host in hosts)
     address = ClusterAddress(name, tuple(parse_host(host.sshd.host) for host in hosts))
-    elsewhere = RemoteCompiler(
-        cluster=Cluster(address=address, store=store), repository=repository, lock=lock,
-        logs=folder / "logs", keep_going=keep_going,
-    )  # fmt: skip
+    elsewhere = partial(compile_elsewhere, Cluster(address=address, store=store)) if hosts else None
     inputs = make_inputs(repository, folder)
-    return Home(repository, replace(builder, elsewhere=elsewhere if hosts else None), inputs)
+    builder = replace(builder, lock=lock, native=lock.native, elsewhere=elsewhere, keep_going=keep_going)
+    return Home(repository, builder, inputs)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -92,11 +91,11 @@ def test_units_are_expected_by_the_size_of_their_sources_wherever_they_are_compi
     inputs = replace(inputs, tree=patch_tree(repository, inputs.tree, large))
     known, told = configured(builder, inputs), []
 
-    def elsewhere(_inputs, _known, units, expected, _learn):
+    def elsewhere(_builder, _inputs, _known, units, expected, _learn):
         told.append(expected)
         return {unit.output: "" for unit in units}
 
-    there = replace(builder, elsewhere=SimpleNamespace(compile=elsewhere))
+    there = replace(builder, elsewhere=elsewhere)
     compile_units(there, inputs, known, known.configuration.units)
     with subscribe(heard := Recorder()):
         compile_units(builder, inputs, known, known.configuration.units)

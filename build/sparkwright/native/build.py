@@ -17,7 +17,7 @@ from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_file
@@ -53,20 +53,6 @@ _LONGEST = 200
 _DIGEST_DIGITS = 12
 
 
-class UnitCompiler(Protocol):
-    """Compiles units elsewhere than on this machine."""
-
-    def compile(
-        self,
-        inputs: Inputs,
-        known: Configured,
-        units: Sequence[Unit],
-        expected: Mapping[str, Cost],
-        learn: Callable[[str, Cost], None],
-    ) -> dict[str, str]:
-        """Return the objects of *units*: output path to SHA-256 in the store."""
-
-
 @dataclass(frozen=True)
 class Builder:
     """The settings of a build that do not change its result.
@@ -85,7 +71,7 @@ class Builder:
     jobs: int | None = None
     keep_going: bool = False
     isolation: tuple[str, ...] = ()
-    elsewhere: UnitCompiler | None = None
+    elsewhere: CompileElsewhere | None = None
 
     def tree(self, inputs: Inputs) -> str:
         """Return the git id of the tree that is compiled; see `native_tree`."""
@@ -110,6 +96,13 @@ class Configured:
     configuration: Configuration
     tree: str
     files: UnitFiles
+
+
+CompileElsewhere: TypeAlias = Callable[
+    [Builder, Inputs, Configured, Sequence[Unit], Mapping[str, Cost], Callable[[str, Cost], None]],
+    dict[str, str],
+]
+"""Compiles units, of the expected costs, and learns what they took: SHA-256 of objects by output path."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +206,7 @@ def compile_units(
     emit("native.units", total=len(units), missing=len(missing))
     if missing and builder.elsewhere is not None:
         expected, learn = _expected(builder, inputs, known), _costs(builder, inputs).learn
-        objects |= builder.elsewhere.compile(inputs, known, missing, expected, learn)
+        objects |= builder.elsewhere(builder, inputs, known, missing, expected, learn)
     elif missing:
         with open_workspace(builder.store, builder.repository, known.tree, inputs.toolchain) as work:
             objects |= _compile(builder, inputs, known, work, missing)

@@ -17,7 +17,6 @@ from sparkwright.lock.bump import bump_command
 from sparkwright.lock.native import NativePin
 from sparkwright.native.build import (
     Builder,
-    UnitCompiler,
     build_extension,
     compile_units,
     configured,
@@ -30,6 +29,7 @@ from sparkwright.native.build import (
 from sparkwright.native.host import isolated, require_isolation
 from sparkwright.native.model import Extension, Inputs, SourceTree, Toolchain
 from sparkwright.pipeline.job import Job
+from sparkwright.pipeline.remote_units import compile_elsewhere
 from sparkwright.pipeline.state import BuildState, Step, Take, require
 
 _TRIED = "sources-tried"
@@ -273,30 +273,9 @@ def builder_of(job: Job) -> Builder:
         logs=job.checkout.folder / ".sparkwright" / "compile",
         jobs=job.options.compiling.jobs,
         keep_going=job.options.compiling.keep_going,
-        isolation=_isolation(job),
-        elsewhere=_elsewhere(job),
+        isolation=isolated(()) if job.options.compiling.isolate else (),
+        elsewhere=None if job.cluster is None else partial(compile_elsewhere, job.cluster),
     )
-
-
-def _elsewhere(job: Job) -> UnitCompiler | None:
-    """Return what compiles on other machines, if the user named any."""
-    if job.cluster is None:
-        return None
-    from sparkwright.pipeline.remote_units import RemoteCompiler
-
-    compiling = job.options.compiling
-    return RemoteCompiler(
-        cluster=job.cluster,
-        repository=job.repository,
-        lock=job.spec.lock,
-        logs=job.checkout.folder / ".sparkwright" / "compile",
-        isolate=compiling.isolate,
-        keep_going=compiling.keep_going,
-    )
-
-
-def _isolation(job: Job) -> tuple[str, ...]:
-    return isolated(()) if job.options.compiling.isolate else ()
 
 
 # Extensions without code for the card itself ------------------------------------------------------

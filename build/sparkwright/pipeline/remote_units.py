@@ -1,9 +1,8 @@
-"""Compile the units of a build on other machines: `RemoteCompiler` takes the place of compilers here."""
+"""Compile the units of a build on other machines: `compile_elsewhere` takes the place of compilers here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from sparkwright.base.config import Model, convert
@@ -17,7 +16,7 @@ from sparkwright.git.remotes import check_object_id
 from sparkwright.git.repository import Repository
 from sparkwright.git.trees import pack_tree, unpack_tree
 from sparkwright.lock.model import Lock
-from sparkwright.native.build import Configured, compile_job, depfile_of, log_name
+from sparkwright.native.build import Builder, Configured, compile_job, depfile_of, log_name
 from sparkwright.native.compile import Finished, run_jobs
 from sparkwright.native.configure import Reader, Workspace, open_workspace
 from sparkwright.native.host import isolated
@@ -60,116 +59,113 @@ class UnitResult(Model, frozen=True):
     error: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class RemoteCompiler:
-    """Compiles on other machines."""
+def compile_elsewhere(  # noqa: PLR0917 - as `CompileElsewhere`
+    cluster: Cluster,
+    builder: Builder,
+    inputs: Inputs,
+    known: Configured,
+    units: Sequence[Unit],
+    expected: Mapping[str, Cost],
+    learn: Callable[[str, Cost], None],
+) -> dict[str, str]:
+    """Return the objects of *units*: output path to SHA-256 in the store.
 
-    cluster: Cluster
-    repository: Repository
-    lock: Lock
-    logs: Path
-    isolate: bool = False
-    keep_going: bool = False
+    *learn* is called with each unit's name and measured cost.
 
-    def compile(
-        self,
-        inputs: Inputs,
-        known: Configured,
-        units: Sequence[Unit],
-        expected: Mapping[str, Cost],
-        learn: Callable[[str, Cost], None],
-    ) -> dict[str, str]:
-        """Return the objects of *units*: output path to SHA-256 in the store.
+    Raises:
+        CompileError, NotEnoughMemoryError, StorageError, ToolError: as compiling here does.
+        ClusterError: no machine can be had, or several were lost over one unit.
+    """
+    store = cluster.store
+    by_name = {unit.name: unit for unit in units}
+    objects: dict[str, str] = {}
+    failures: list[SparkwrightError] = []
 
-        *learn* is called with each unit's name and measured cost.
+    def take(done: Done) -> bool:
+        """Take the objects of a batch; return if all of it is there, and of the files here."""
+        results = convert(done.value, tuple[UnitResult, ...])
+        if {one.name for one in results} != batches[done.name]:
+            return False
+        taken = [take_one(one, done.machine) for one in results]  # what is good is kept in any case
+        return all(taken)
 
-        Raises:
-            CompileError, NotEnoughMemoryError, StorageError, ToolError: as compiling here does.
-            ClusterError: no machine can be had, or several were lost over one unit.
-        """
-        store = self.cluster.store
-        by_name = {unit.name: unit for unit in units}
-        objects: dict[str, str] = {}
-        failures: list[SparkwrightError] = []
-
-        def take(done: Done) -> bool:
-            """Take the objects of a batch; return if all of it is there, and of the files here."""
-            results = convert(done.value, tuple[UnitResult, ...])
-            if {one.name for one in results} != batches[done.name]:
-                return False
-            taken = [take_one(one, done.machine) for one in results]  # what is good is kept in any case
-            return all(taken)
-
-        def take_one(made: UnitResult, machine: str) -> bool:
-            unit = by_name[made.name]
-            if unit.output in objects:
-                return True
-            if made.error:
-                failures.append(self._failure(made, machine))
-                if not self.keep_going:
-                    raise failures[0]
-                return True
-            # Of a repeated unit the object is the same, and it may have been missing the first time.
-            if store.find_file(made.sha256, size=made.size, fresh=True) is None:
-                return False
-            chain = inputs.toolchain.key
-            if made.record is not None and not adopt_record(
-                store, unit, known.files, chain, record=made.record, sha256=made.sha256
-            ):
-                return False
-            objects[unit.output] = made.sha256
-            learn(unit.name, made.cost)
-            emit(
-                "compile.finished",
-                unit=unit.name,
-                machine=machine,
-                seconds=round(made.seconds, 3),
-                cpu_seconds=round(made.cost.seconds, 3),
-                mib=made.cost.mib,
-            )
+    def take_one(made: UnitResult, machine: str) -> bool:
+        unit = by_name[made.name]
+        if unit.output in objects:
             return True
+        if made.error:
+            failures.append(_failure(builder.logs, made, machine))
+            if not builder.keep_going:
+                raise failures[0]
+            return True
+        # Of a repeated unit the object is the same, and it may have been missing the first time.
+        if store.find_file(made.sha256, size=made.size, fresh=True) is None:
+            return False
+        chain = inputs.toolchain.key
+        if made.record is not None and not adopt_record(
+            store, unit, known.files, chain, record=made.record, sha256=made.sha256
+        ):
+            return False
+        objects[unit.output] = made.sha256
+        learn(unit.name, made.cost)
+        emit(
+            "compile.finished",
+            unit=unit.name,
+            machine=machine,
+            seconds=round(made.seconds, 3),
+            cpu_seconds=round(made.cost.seconds, 3),
+            mib=made.cost.mib,
+        )
+        return True
 
-        sent = self._tasks(inputs, known, units, expected)
-        batches = {one.name: names for one, names in sent}
-        self.cluster.run([one for one, _ in sent], take, title="compile", unit="batches")
-        if failures:
-            raise failures[0]
-        return objects
+    sent = _tasks(cluster.store, builder, inputs, known, units, expected=expected)
+    batches = {one.name: names for one, names in sent}
+    cluster.run([one for one, _ in sent], take, title="compile", unit="batches")
+    if failures:
+        raise failures[0]
+    return objects
 
-    def _tasks(
-        self, inputs: Inputs, known: Configured, units: Sequence[Unit], expected: Mapping[str, Cost]
-    ) -> list[tuple[Task, set[str]]]:
-        """Return the tasks that compile *units*, each with the names of its units."""
-        store = self.cluster.store
-        pack = packed(store, self.repository, known.tree)
-        tasks = []
-        for batch in _batches(units, expected):
-            request = UnitsRequest(
-                lock=self.lock,
-                machine=inputs.target.machine,
-                arch=inputs.target.arch,
-                toolchain=inputs.toolchain.key,
-                tree=known.tree,
-                units=tuple((unit, expected[unit.name]) for unit in batch),
-                isolate=self.isolate,
-            )
-            one = Task(
-                name=batch[0].name,
-                words=("task", "units"),
-                files=(share_json(store, request), pack),
-                seconds=sum(expected[unit.name].seconds for unit in batch),
-                mib=max(expected[unit.name].mib for unit in batch),
-            )
-            tasks.append((one, {unit.name for unit in batch}))
-        return tasks
 
-    def _failure(self, made: UnitResult, machine: str) -> SparkwrightError:
-        kind, what, because, next_step, text = made.error
-        log = self.logs / log_name(made.name)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        log.write_text(text)
-        found = error_class(kind, CompileError)
-        return found(what, because=f"on {machine}: {because}\nlog: {log}", next_step=next_step)
+def _tasks(
+    store: Store,
+    builder: Builder,
+    inputs: Inputs,
+    known: Configured,
+    units: Sequence[Unit],
+    *,
+    expected: Mapping[str, Cost],
+) -> list[tuple[Task, set[str]]]:
+    """Return the tasks that compile *units*, each with the names of its units."""
+    pack = packed(store, builder.repository, known.tree)
+    tasks = []
+    for batch in _batches(units, expected):
+        request = UnitsRequest(
+            lock=builder.lock,
+            machine=inputs.target.machine,
+            arch=inputs.target.arch,
+            toolchain=inputs.toolchain.key,
+            tree=known.tree,
+            units=tuple((unit, expected[unit.name]) for unit in batch),
+            isolate=bool(builder.isolation),
+        )
+        one = Task(
+            name=batch[0].name,
+            words=("task", "units"),
+            files=(share_json(store, request), pack),
+            seconds=sum(expected[unit.name].seconds for unit in batch),
+            mib=max(expected[unit.name].mib for unit in batch),
+        )
+        tasks.append((one, {unit.name for unit in batch}))
+    return tasks
+
+
+def _failure(logs: Path, made: UnitResult, machine: str) -> SparkwrightError:
+    kind, what, because, next_step, text = made.error
+    log = logs / log_name(made.name)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.write_text(text)
+    found = error_class(kind, CompileError)
+    return found(what, because=f"on {machine}: {because}\nlog: {log}", next_step=next_step)
 
 
 def _batches(units: Sequence[Unit], expected: Mapping[str, Cost]) -> Iterator[list[Unit]]:
