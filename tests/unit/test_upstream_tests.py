@@ -23,7 +23,6 @@ FILE = "tests/v1/core/test_cache.py"
 TESTS = """\
 import os
 import socket
-import time
 
 import pytest
 
@@ -47,10 +46,6 @@ def test_state():
 
 def test_process():
     os._exit(3)
-
-
-def test_time():
-    time.sleep(60)
 
 
 def test_card():
@@ -123,7 +118,8 @@ def gate(store: Store, repository: Repository) -> Iterator[Gates]:
 
 
 def test_each_test_gets_its_word(gate: Gates, tmp_path: Path) -> None:
-    found = gate({CACHE: FIXED}).run()
+    endless = f"{TESTS}\n\ndef test_time():\n    import time\n\n    time.sleep(60)\n"
+    found = gate({CACHE: FIXED}, {**PACKAGE, FILE: endless}).run()
     assert found.regressions == {f"{FILE}::test_regression": "AssertionError: size(0) is not 0"}
     assert found.flaky == (f"{FILE}::test_state",)
     assert found.passed == 4
