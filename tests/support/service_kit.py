@@ -39,7 +39,7 @@ def option(name):
 
 
 arguments = ["--host", option("--host"), "--port", option("--port"), "--model", option("--served-model-name")]
-arguments += ["--speed", "60", "--boot-seconds", "60", "--k", "0", "--max-model-len", "4096"]
+arguments += ["--speed", "600", "--boot-seconds", "60", "--k", "0", "--max-model-len", "4096"]
 arguments += ["--api-key", os.environ.get("VLLM_API_KEY", "")]
 sys.exit(main([*arguments, *{faults!r}]))
 """

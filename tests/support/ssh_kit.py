@@ -53,7 +53,6 @@ model = "simulated"
 
 [environment]
 SIMULATOR_PATH = "{path}"
-SIMULATOR_SPEED = "{speed}"
 
 [profile]
 categories = ["code"]
@@ -150,19 +149,17 @@ def fault_file(fault: str) -> tuple[tuple[str, str], ...]:
 
 def served_release(version: str = "1.2.0", changes: tuple[tuple[str, str], ...] = ()) -> TinyRelease:
     """Return a release whose ``vllm serve`` is the simulator, with the fault that ``vllm/fault.py`` names."""
-    serve = SERVE.replace("import sys\n", "import os\nimport sys\n", 1)
-    serve = serve.replace('"60"', 'os.environ["SIMULATOR_SPEED"]')
-    found = 'sys.path += os.environ["SIMULATOR_PATH"].split(":")\n'
-    serve = serve.replace("from sparkwright", f"{found}from sparkwright")
-    assert len(serve.splitlines()) == len(SERVE.splitlines()) + 2
+    found = 'import os\nsys.path += os.environ["SIMULATOR_PATH"].split(":")\n'
+    assert SERVE.count("from sparkwright") == 1
+    serve = SERVE.replace("from sparkwright", f"{found}from sparkwright")
     sources = {**SOURCES, "vllm/entrypoints/cli/main.py": serve, **dict(changes)}
     return make_tiny(version, changes=tuple(sources.items()))
 
 
-def write_recipe(path: Path, *, speed: float = 60, requests: int = 4, tokens: int = 48) -> Path:
+def write_recipe(path: Path, *, requests: int = 4, tokens: int = 48) -> Path:
     """Write the recipe that serves such a release."""
     found = f"{SOURCE_ROOT}:{sysconfig.get_path('purelib')}"
-    path.write_text(_RECIPE.format(path=found, speed=speed, requests=requests, tokens=tokens))
+    path.write_text(_RECIPE.format(path=found, requests=requests, tokens=tokens))
     return path
 
 

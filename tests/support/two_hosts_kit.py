@@ -86,7 +86,7 @@ sys.path += os.environ["SIMULATOR_PATH"].split(":")
 from sparkwright.verify.simulator.main import main
 
 arguments = ["--host", option("--host"), "--port", option("--port"), "--model", option("--served-model-name")]
-sys.exit(main([*arguments, "--speed", "60", "--k", "0", "--max-model-len", "4096"]))
+sys.exit(main([*arguments, "--speed", "600", "--k", "0", "--max-model-len", "4096"]))
 '''
 _RECIPE = """\
 format = 1
