@@ -7,6 +7,7 @@ import pytest
 from test_cli_verify import simulator, verify
 
 pytestmark = pytest.mark.slow
+QUICK = ("--speed", "400")
 ALONE = ("--checks", "reference", "--reference")
 
 
@@ -14,7 +15,7 @@ ALONE = ("--checks", "reference", "--reference")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a reference of the simulated model."""
     folder = tmp_path_factory.mktemp("reference")
-    with simulator(folder, "--seed", "1") as url:
+    with simulator(folder, *QUICK, "--seed", "1") as url:
         done = verify("--url", url, "--checks", "reference", "--out", "good", cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "64 answers, 4096 tokens: compare servers with them by --reference" in done.stdout
@@ -25,7 +26,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_server_of_the_checkpoint_passes_and_one_with_a_wrong_layer_fails(
     reference: Path, tmp_path: Path, fault: tuple[str, ...], status: int
 ) -> None:
-    with simulator(tmp_path, "--seed", "2", *fault) as url:
+    with simulator(tmp_path, *QUICK, "--seed", "2", *fault) as url:
         done = verify(*ALONE, reference, "--url", url, "--out", "run", cwd=tmp_path)
     assert done.returncode == status, done.stderr + done.stdout
     told = json.loads((tmp_path / "run" / "verdict.json").read_text())
@@ -35,7 +36,7 @@ def test_a_server_of_the_checkpoint_passes_and_one_with_a_wrong_layer_fails(
 
 
 def test_another_model_is_refused_and_nothing_is_left(reference: Path, tmp_path: Path) -> None:
-    with simulator(tmp_path, "--model", "org/Other-8B") as url:
+    with simulator(tmp_path, *QUICK, "--model", "org/Other-8B") as url:
         done = verify(*ALONE, reference, "--url", url, "--out", "run", cwd=tmp_path)
     assert done.returncode == 10
     assert (
@@ -47,7 +48,7 @@ def test_another_model_is_refused_and_nothing_is_left(reference: Path, tmp_path:
 def test_the_check_joins_others_by_an_option_and_a_run_without_answers_is_refused(
     reference: Path, tmp_path: Path
 ) -> None:
-    with simulator(tmp_path, "--seed", "3") as url:
+    with simulator(tmp_path, *QUICK, "--seed", "3") as url:
         asked = ("--url", url, "--profile", "demo", "--checks", "coherence", "--reference", reference)
         done = verify(*asked, "--out", "run", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
