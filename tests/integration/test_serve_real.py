@@ -43,7 +43,9 @@ def serving(tmp_path: Path) -> Iterator[Any]:
 
 
 def test_a_real_model_chats_calls_a_tool_and_is_gone_at_the_end(serving: Any, tmp_path: Path) -> None:
-    this = serving("--api-key-file", key_file(tmp_path))
+    # The warm-up is the shorter for it.
+    small = ("--set", "max-num-seqs=2", "--set", "max-num-batched-tokens=64")
+    this = serving("--api-key-file", key_file(tmp_path), *small)
     ready = this.wait_for("serve.ready")
     # What so small a model says differs between processors.
     assert len(this.chat(ready["url"], "What is the capital of France?", SECRET)["content"].split()) > 2
