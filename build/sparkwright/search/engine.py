@@ -44,20 +44,21 @@ def bisect(problem: SearchProblem, judge: CandidateJudge, folder: Path) -> Searc
         SparkwrightError: the judge's; the journal is whole, and the search can be resumed.
     """
     _ = next(search(problem))  # an impossible problem is refused before anything is written
-    with SearchJournal(folder, problem) as journal, task("bisecting", unit="evaluations") as progress:
-        known = dict(journal.recorded.known)
+    with JournalFile(folder / FILE, subject="bisection") as journal:
+        known = dict(take_up(journal, problem).known)
+        with task("bisecting", unit="evaluations") as progress:
 
-        def answer(question: Question) -> Evaluation:
-            if question.key not in known:
-                known[question.key] = _evaluated(judge, journal, question)
-            mean = math.fsum(one.seconds for one in known.values()) / len(known)
-            progress.advance(left=question.left * mean)
-            return known[question.key]
+            def answer(question: Question) -> Evaluation:
+                if question.key not in known:
+                    known[question.key] = _evaluated(judge, journal, question)
+                mean = math.fsum(one.seconds for one in known.values()) / len(known)
+                progress.advance(left=question.left * mean)
+                return known[question.key]
 
-        return solve(problem, answer)
+            return solve(problem, answer)
 
 
-def _evaluated(judge: CandidateJudge, journal: SearchJournal, question: Question) -> Evaluation:
+def _evaluated(judge: CandidateJudge, journal: JournalFile, question: Question) -> Evaluation:
     """Evaluate *question* in a folder of its own, and write the evaluation into the journal."""
     name = f"{digest_of(list(question.heads))[:12]}-{question.attempt}"
     folder = journal.path.parent / "evaluations" / name
@@ -66,7 +67,8 @@ def _evaluated(judge: CandidateJudge, journal: SearchJournal, question: Question
             remove_tree(folder)
         folder.mkdir(parents=True)
     found = evaluate(judge, question.applied, question.attempt, folder)
-    journal.write(Evaluated(applied=question.heads, attempt=question.attempt, evaluation=found))
+    record = Evaluated(applied=question.heads, attempt=question.attempt, evaluation=found)
+    journal.append(msgspec.json.encode(record))
     emit(
         "bisect.evaluated",
         applied=question.heads,
@@ -156,39 +158,18 @@ class Recorded:
     known: Known
 
 
-class SearchJournal(JournalFile):
-    """A bisection's journal, open for writing; one process at a time."""
-
-    def __init__(self, folder: Path, problem: SearchProblem) -> None:
-        """Open the journal in *folder*, or begin it with *problem*.
-
-        Raises:
-            BusyError: another bisection writes to it.
-            ConfigError: it belongs to another problem, or is damaged.
-            StorageError: the disk is full or cannot be written.
-        """
-        super().__init__(folder / FILE, subject="bisection")
-        try:
-            self.recorded = self._take_up(problem)
-        except BaseException:
-            self.close()
-            raise
-
-    def _take_up(self, problem: SearchProblem) -> Recorded:
-        if self.empty:
-            self.write(Begun(problem=problem))
-        recorded = read_journal(self.path.parent)
-        if recorded.problem != problem:
-            raise ConfigError(
-                f"{self.path.parent} holds another bisection",
-                because=f"it searches from {recorded.problem.start} on, or has other options",
-                next_step="use another folder, or give the same specs, judge and options",
-            )
-        return recorded
-
-    def write(self, record: Record) -> None:
-        """Append *record*; see `JournalFile.append`."""
-        self.append(msgspec.json.encode(record))
+def take_up(journal: JournalFile, problem: SearchProblem) -> Recorded:
+    """Return what *journal* holds of *problem*, with which it is begun where it is empty."""
+    if journal.empty:
+        journal.append(msgspec.json.encode(Begun(problem=problem)))
+    recorded = read_journal(journal.path.parent)
+    if recorded.problem != problem:
+        raise ConfigError(
+            f"{journal.path.parent} holds another bisection",
+            because=f"it searches from {recorded.problem.start} on, or has other options",
+            next_step="use another folder, or give the same specs, judge and options",
+        )
+    return recorded
 
 
 def read_journal(folder: Path) -> Recorded:
