@@ -148,7 +148,8 @@ def compile_kernels(job: Job, state: BuildState, names: Sequence[str]) -> Step[d
 
     def missing() -> list[str]:
         pairs = zip(wanted, keys, strict=True)
-        return [name for name, one in pairs if find_extension(job.store, one or "") is None]
+        unmade = [name for name, one in pairs if find_extension(job.store, one or "") is None]
+        return [name for name in unmade if not _has_no_units(job, state, name)]
 
     def find() -> dict[str, str] | None:
         return None if missing() else {}
@@ -178,6 +179,12 @@ def _extension_key(job: Job, state: BuildState, name: str) -> str | None:
     return builder_of(job).key(inputs_of(job, state), name)
 
 
+def _has_no_units(job: Job, state: BuildState, name: str) -> bool:
+    """Tell if upstream's project is known to compile nothing of the extension for the card."""
+    told = forecast(builder_of(job), inputs_of(job, state), name)
+    return told is not None and not told.units
+
+
 def compile_extension(job: Job, state: BuildState, name: str) -> Step[Extension | str]:
     """Compile and link one extension; the result is the reason where upstream's is taken."""
     key = _extension_key(job, state, name)
@@ -187,9 +194,7 @@ def compile_extension(job: Job, state: BuildState, name: str) -> Step[Extension 
         if not why and state.toolchain is not None:
             if found := find_extension(job.store, key or ""):
                 return found
-            told = forecast(builder_of(job), inputs_of(job, state), name)
-            if told is not None and not told.units:
-                why = _nothing_for(job)
+            why = _nothing_for(job) if _has_no_units(job, state, name) else ""
         return None if job.options.require_native else why or None
 
     def make() -> Extension | str:

@@ -6,6 +6,7 @@ import signal
 import sys
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 from native_kit import HERE, PROGRAM, Member, make_wheel, native_tables, offer, offer_toolkit, with_native
@@ -108,6 +109,21 @@ def test_the_time_of_units_is_their_own_steps_and_an_extensions_that_of_its_link
     told = [event.get("step") or event["kind"] for event in events if event["kind"] in kinds]
     place = told.index("compile.finished")
     assert told[place : place + 4] == ["compile.finished", "compile units", "native.built", STEP]
+
+
+def test_an_extension_that_the_project_lacks_is_upstreams_and_nothing_is_compiled_again(
+    compiling: World,
+) -> None:
+    lock = compiling.release.lock
+    assert lock.native is not None
+    listed = {**lock.native.extensions, "_Q": ExtensionSpec(member="vllm/_Q.abi3.so")}
+    native = msgspec.structs.replace(lock.native, extensions=listed)
+    compiling.pin(dataclasses.replace(compiling.release, lock=with_native(lock, native)))
+    compiling.record_proofs()
+    for word in ("made", "found"):
+        built(compiling, "12.1a")
+        assert compiling.steps()["compile units"] == word
+    assert planned(compiling, "12.1a")["steps"]["compile _Q"]["detail"].startswith("upstream's own: ")
 
 
 def test_a_build_ends_by_a_signal_at_once_with_all_of_its_compilers(compiling: World) -> None:
