@@ -39,7 +39,9 @@ def write_tree(repository: Repository, tree: str, folder: Path) -> None:
     """
     folder = folder.absolute()
     if folder.exists() and not folder.is_dir():
-        raise ConfigError(f"{folder} cannot take a tree", because="it is not a folder")
+        raise ConfigError(
+            f"{folder} cannot take a tree", because="it is not a folder", next_step="name another folder"
+        )
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(
             f"{folder} cannot take a tree", because="it is not empty", next_step="name another folder"
@@ -66,7 +68,11 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
             is no file.
     """
     if not folder.is_dir():
-        raise ConfigError(f"{folder} could not be read", because="it is not a folder")
+        raise ConfigError(
+            f"{folder} could not be read",
+            because="it is not a folder",
+            next_step="name the folder that 'sparkwright carry edit' wrote",
+        )
     known = repository.files(tree)
     tracked = {parent.as_posix() for path in known for parent in (Path(path), *Path(path).parents)}
     found = dict(_walk(folder, tracked))

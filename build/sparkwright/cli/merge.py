@@ -67,7 +67,9 @@ def command(session: Session, *, onto: str | None, check_out: Path | None, targe
         failure = CarryConflictError(
             f"{len(report.failed)} of {len(report.outcomes)} carries do not merge",
             because=", ".join(f"{outcome.carry} ({outcome.kind})" for outcome in report.failed),
-            next_step="sparkwright carry refresh NAME",
+            next_step=f"sparkwright carry refresh {report.failed[0].carry}"
+            if report.failed[0].kind is OutcomeKind.CONFLICT
+            else f"change {report.failed[0].carry} as the table says",
         )
     described = {**to_builtins(report), "unproved": unproved, "evidence": evidence}
     return Result(described, list(_shown(report, unproved, evidence)), failure)

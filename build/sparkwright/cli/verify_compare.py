@@ -190,7 +190,11 @@ def _runs(before: Sequence[Path], after: Sequence[Path], folder: Path) -> Result
             next_step="name the other one behind it",
         )
     if other := [one for one in (*before, *after) if not one.is_dir()]:
-        raise ConfigError(f"{other[0]} is no run", because="it is no folder of 'sparkwright verify'")
+        raise ConfigError(
+            f"{other[0]} is no run",
+            because="it is no folder of 'sparkwright verify'",
+            next_step="name folders that it left, such as those in dist/evidence/",
+        )
     places = [one.resolve() for one in (*before, *after)]
     if twice := [str(one) for one in places if places.count(one) > 1]:
         raise ConfigError(

@@ -80,7 +80,10 @@ def check_address(value: str) -> str:
     """
     refuse_secret(value)
     if not value or value.startswith("-") or "\n" in value or "\x00" in value:
-        raise RefError(f"{value!r} is not a repository address", because="it would be read as an option")
+        raise RefError(
+            f"{value!r} is not a repository address",
+            because="it would be read as an option" if value else "it is empty",
+        )
     if "://" in value:
         if not _is_url(value):
             raise RefError(
@@ -97,6 +100,7 @@ def check_address(value: str) -> str:
     raise RefError(
         f"{value!r} is not a repository address",
         because="it is neither a folder here nor an https, ssh or file address",
+        next_step="give an address such as https://HOST/PROJECT.git, or a folder that exists",
     )
 
 

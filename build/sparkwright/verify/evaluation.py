@@ -151,7 +151,9 @@ def read_scores(folder: Path) -> list[TaskScore]:
     found = sorted(folder.rglob("results_*.json"))
     if not found:
         raise ConfigError(
-            f"{folder} holds no results of lm-evaluation-harness", because="there is no results_*.json"
+            f"{folder} holds no results of lm-evaluation-harness",
+            because="there is no results_*.json",
+            next_step="name the folder of an earlier 'sparkwright verify eval'",
         )
     try:
         told = json.loads(found[-1].read_text(encoding="utf-8"))

@@ -90,14 +90,20 @@ def parse_vary(texts: Iterable[str]) -> dict[str, tuple[Any, ...]]:
 def _require_settable(vary: Mapping[str, tuple[Any, ...]]) -> None:
     for name, values in vary.items():
         if name.strip("-").replace("_", "-") in _RESERVED or (name.isupper() and refused_variable(name)):
-            raise ConfigError(f"{name} cannot be varied", because="it is decided when a server is started")
+            raise ConfigError(
+                f"{name} cannot be varied",
+                because="it is decided when a server is started",
+                next_step="vary another flag of 'vllm serve', or num-speculative-tokens",
+            )
         if name.strip("-").replace("_", "-") in _OF_SEVERAL_CARDS:
             raise ConfigError(f"{name} cannot be varied", because="servers are compared on one card")
         if odd := [one for one in values if str(one).lower().lstrip("+-") in {"inf", "infinity", "nan"}]:
             raise ConfigError(f"{name} cannot be {odd[0]}", because="that is no finite number")
         if name == TOKENS and not all(isinstance(one, int) and one >= 0 for one in values):
             raise ConfigError(
-                f"{TOKENS} takes numbers from 0 on", because=f"{', '.join(map(str, values))} were given"
+                f"{TOKENS} takes numbers from 0 on",
+                because=f"{', '.join(map(str, values))} were given",
+                next_step=f"--vary {TOKENS}=0,3,7",
             )
 
 

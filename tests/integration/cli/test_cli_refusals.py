@@ -79,6 +79,7 @@ class TestMerging:
         assert merge.status == 30
         assert re.search(r"clamp +applied", merge.out)
         assert re.search(r"rival +conflict", merge.out)
+        assert "sparkwright carry refresh rival" in merge.err
         assert world.call("carry", "prove").status == 30
 
     def test_a_native_input(self, world: World) -> None:
@@ -92,7 +93,8 @@ class TestMerging:
         patch = world.root / "carries" / "clamp" / "1.2.0.patch"
         patch.write_bytes(patch.read_bytes().replace(b"vllm/clamp.py", b"../clamp.py"))
         refused(world, 30, says=("reaches outside the tree", "../clamp.py"))
-        assert world.call("merge").status == 30, "the report shows it among the others"
+        merge = world.call("merge")
+        assert (merge.status, "change clamp as the table says" in merge.err) == (30, True)
 
     def test_a_patch_for_other_blobs(self, world: World) -> None:
         patch = world.root / "carries" / "clamp" / "1.2.0.patch"
