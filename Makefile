@@ -116,8 +116,8 @@ format: $(VENV)/.ready-test ## Format and fix what can be fixed
 	$(BIN)/ruff format .
 
 FILE     ?= tests/unit
-# Three at a time on two cores: one waits for the fault matrix. tests/conftest.py says which test goes where.
-PARALLEL := --numprocesses 4 --dist loadscope
+# Five on two cores: many wait for processes that they started, one for the fault matrix. Which goes where: tests/conftest.py.
+PARALLEL := --numprocesses 5 --dist loadscope
 
 test-unit: $(VENV)/.ready-test ## Run FILE's tests (a file, folder or file::test), or all unit tests that are not slow
 	$(BIN)/pytest --quiet $(if $(filter tests/unit,$(FILE)),$(PARALLEL) -m 'not slow and not walk') $(FILE) $(ARGS)
@@ -137,7 +137,7 @@ $(VENV)/.compiled: $(VENV)/.ready-test
 	@$(BIN)/pytest --collect-only --quiet >/dev/null 2>&1 || true # what cannot be collected fails below
 	@touch $@
 
-# Tests start servers, machines and compilers, three at a time on two cores, beside whatever else a machine runs. What fails
+# Tests start servers, machines and compilers, five at a time on two cores, beside whatever else a machine runs. What fails
 # there is run once more, alone, and has failed if it fails again. Both runs are in the output. A test that hangs ends with
 # its stacks.
 test-all: $(VENV)/.compiled

@@ -16,6 +16,7 @@ from vllm_like import METRICS, MODEL, answering, serving
 
 from sparkwright.base.errors import EndpointError
 from sparkwright.engine.cell import Deadlines
+from sparkwright.engine.client import endpoint as endpoint_module
 from sparkwright.engine.client.endpoint import (
     MOST_BYTES,
     Endpoint,
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
     from aiohttp.typedefs import Handler
 
 HTML = answering("<!doctype html><title>Sign in</title>", kind="text/html")
+
+
+@pytest.fixture(autouse=True)
+def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ask again at once what something on the way answered."""
+    monkeypatch.setattr(endpoint_module, "_PAUSE_S", 0.02)
 
 
 async def check(endpoint: Endpoint, deadlines: Deadlines | None = None) -> EndpointFacts:
