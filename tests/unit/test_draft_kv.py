@@ -1,13 +1,9 @@
 """How `tests/gpu/draft_kv.py` judges what a case found. The engine itself needs a GPU."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "gpu"))
 import draft_kv
+import pytest
 
 GOOD = {"positions": 320, "never_written": 0, "wrong": 0, "worst": 0.02, "first": []}
 HARMED = GOOD | {"never_written": 12}

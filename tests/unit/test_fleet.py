@@ -1,32 +1,87 @@
-"""The judge of the fleet's cells: planted faults are found, healthy twins pass."""
+"""The fleet of tiny models on a card: its cells, how each is judged, and a session over them."""
 
 import json
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import serve_fleet
+from fleet import judge, load, matrix
+from fleet.matrix import Cell, Expectation, Fleet
+from fleet.shapes import DRAFTERS, SHAPES
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
-from fleet import judge, load
-from fleet.matrix import Cell, Expectation
-from fleet_records import (
-    ASKED,
-    CELL,
-    LEVELS,
-    RIGHT,
-    SERVES,
-    TOLD,
-    answers,
-    faults,
-    layer,
-    other,
-    record,
-    seen,
-    view,
-)
+V24, V33 = "0.24.0+spark.5.00512fd5", "0.33.0+spark.2.0ede9e4c"
+LEVELS = [1, 8]
+CELL = Cell("dense", "dflash", "fp8", eager=False)
+SERVES, TOLD = Expectation("serves"), Expectation("told")
+ASKED = {
+    "version": V24,
+    "backend": "TRITON_ATTN",
+    "device": "cuda",
+    "prefix": True,
+    "levels": LEVELS,
+    "layers": 6,
+}
+RUNNER = "vllm.v1.worker.gpu_model_runner.GPUModelRunner"
+PROPOSER = "vllm.v1.spec_decode.dflash.DFlashProposer"
+
+
+NEAR = {"100": 0.0, "2000": 0.02, "4000": 3.5, "8000": 3.4}
+
+
+def answers(asked: list[load.Asked]) -> list[dict[str, Any]]:
+    return [{"tokens": [100] * one.output, "cached": 0, "near": [dict(NEAR)] * one.output} for one in asked]
+
+
+def layer(backend: str = "TRITON_ATTN", cache: str = "fp8", **more: Any) -> dict[str, Any]:
+    return {"backend": backend, "cache": cache, "kind": "Attention", "size": 128, "sinks": False, **more}
+
+
+def view(**changes: Any) -> dict[str, Any]:
+    layers = {f"model.layers.{place}.self_attn.attn": layer() for place in range(6)}
+    layers["model.layers.6.self_attn.attn"] = layer("FLASH_ATTN", "auto")  # a drafter's own
+    return {
+        "runner": RUNNER, "drafter": PROPOSER, "layers": layers, "captured": 9, "prefix_cache": True,
+        **changes,
+    }  # fmt: skip
+
+
+def seen(*, counted: dict[str, int] | None = None, **changes: Any) -> dict[str, Any]:
+    rise = {"drafts": 40, "drafted": 120, "accepted": 30} if counted is None else counted
+    levels = {
+        str(level): {"answers": answers(load.requests(level)), "counters": dict(rise)} for level in LEVELS
+    }
+    cold = answers([load.prefix()])[0]
+    found = {
+        "stage": "end",
+        "vllm": V24,
+        "view": view(),
+        "levels": levels,
+        "cold": cold,
+        "boot_seconds": 9.0,
+    }
+    return {**found, "warm": {**cold, "cached": 1024}, **changes}
+
+
+def record(what: dict[str, Any] | None, status: int | None = 0, tail: str = "") -> dict[str, Any]:
+    return {"status": status, "seconds": 30.0, "seen": what, "tail": tail}
+
+
+RIGHT = seen(counted={})
+
+
+def faults(what: dict[str, Any], cell: Cell = CELL, wanted: Expectation = SERVES) -> list[str]:
+    return judge.faults(cell, record(what), RIGHT, wanted, ASKED)
+
+
+def other(what: dict[str, Any], token: int, *, level: str = "8", requests: int = 1) -> dict[str, Any]:
+    """Return a copy with another token at the fifth place of some answers of a level."""
+    changed = json.loads(json.dumps(what))
+    for one in changed["levels"][level]["answers"][:requests]:
+        one["tokens"][4] = token
+    return changed
 
 
 def test_a_healthy_cell_passes() -> None:
@@ -282,3 +337,91 @@ def test_answers_without_a_reference_pass_nowhere() -> None:
     assert judge.faults(CELL, record(seen()), None, TOLD, ASKED) == [
         "there is no reference to compare answers with"
     ]
+
+
+V24, V33 = "0.24.0+spark.5.00512fd5", "0.33.0+spark.2.0ede9e4c"
+
+
+def test_every_kind_of_the_fleet_is_among_the_cells() -> None:
+    for version in (V24, V33):
+        every = Fleet(version).cells()
+        names = [cell.name for cell in every]
+        assert len(set(names)) == len(names)
+        assert {cell.shape for cell in every} == set(SHAPES)
+        assert {cell.drafter for cell in every} == set(DRAFTERS)
+        assert {cell.cache for cell in every} == set(matrix.CACHES)
+        for cell in every:
+            own = Fleet(version).reference(cell)
+            assert own in every
+            assert (own.cache, own.drafter, own.eager) == (cell.cache, "none", True)
+            assert Fleet(version).plain(cell) in every
+    assert all(cell.runner == "v1" and cell.eager for cell in Fleet(V24, "cpu").cells())
+
+
+def test_one_of_each_refusal_is_a_cell() -> None:
+    def refused(version: str) -> set[str]:
+        every = Fleet(version).cells()
+        return {cell.name for cell in every if Fleet(version).expectation(cell).outcome == "refused"}
+
+    assert refused(V33) == {"mla-none-nvfp4-v2-eager"}
+    assert refused(V24) == {"mla-none-nvfp4-v1-eager", "hybrid-none-bf16-v2-eager"} | {
+        f"{shape}-ngram-bf16-v2-eager" for shape in ("gemma4", "gptoss", "moe", "dense")
+    }
+    assert Fleet(V24).expectation(Cell("mla", cache="nvfp4")).pattern
+
+
+DENSE = ("--only", "dense", "fp8", "graphs", "v1")
+
+
+def args(folder: Path, *words: str) -> Any:
+    for name in ("logs", "cells"):
+        (folder / name).mkdir(exist_ok=True)
+    return serve_fleet.arguments(["--out", str(folder), "--version", V24, "--levels", "1", "8", *words])
+
+
+def put(asked: Any, cell: Cell, what: dict[str, Any] | None, **more: Any) -> None:
+    line = {**record(what), "asked": [asked.version, asked.device, asked.levels], **more}
+    serve_fleet.path_of(cell, asked).write_text(json.dumps(line))
+
+
+def put_references(asked: Any) -> None:
+    for cell, cache in ((Fleet(V24).reference(CELL), "fp8"), (Fleet(V24).plain(CELL), "auto")):
+        layers = {"model.layers.0.self_attn.attn": layer(cache=cache)}
+        put(asked, cell, seen(counted={}, view=view(drafter="", captured=0, layers=layers), wheel=V24))
+
+
+def test_the_report_judges_what_is_on_record(tmp_path: Path) -> None:
+    asked = args(tmp_path, "--report")
+    assert serve_fleet.report(asked) == 1
+    put_references(asked)
+    put(asked, CELL, seen(wheel=V24))
+    assert serve_fleet.report(asked) == 0
+    put(asked, CELL, other(seen(wheel=V24), 4000))
+    assert serve_fleet.report(asked) == 1
+    text = (tmp_path / "matrix.md").read_text()
+    assert text.startswith(f"wheel: {V24}\n")
+    assert f"| {CELL.name} | served | FAIL |" in text
+    own = Fleet(V24).reference(CELL)
+    assert f"| {own.name} | served | pass | 9.0 | 30 | 0/332 (0.00) | 0/332 (0.00) |" in text
+    assert "2 passed, 1 failed, 0 out of time" in text
+
+
+@pytest.mark.parametrize(
+    ("status", "cut", "tail", "came"),
+    [
+        (None, True, "still at it", "out of time"),
+        (None, False, "still at it", "crashed"),
+        (None, True, "CUDA error: an illegal memory access was encountered", "crashed"),
+        (-11, False, "Segmentation fault", "crashed"),
+    ],
+)
+def test_a_cell_that_the_budget_ends_is_no_failure_and_is_run_again(tmp_path, *, status, cut, tail, came):
+    asked = args(tmp_path, *DENSE)
+    put(asked, Fleet(V24).reference(CELL), RIGHT)
+    put(asked, CELL, {"stage": "start", "levels": {}}, status=status, tail=tail, cut=cut)
+    assert CELL in serve_fleet.planned(asked)
+    serve_fleet.report(asked)
+    text, late = (tmp_path / "matrix.md").read_text(), came == "out of time"
+    assert f"| {CELL.name} | {came} | {'not run to its end' if late else 'FAIL'} |" in text
+    # The reference here is no healthy one, and fails by itself.
+    assert f"{1 if late else 2} failed, {1 if late else 0} out of time" in text

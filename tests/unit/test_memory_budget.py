@@ -5,10 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
 import memory_budget
+import pytest
 from memory_budget import Case
 
 GRAPHS, EAGER = Case("8b", "auto", eager=False), Case("8b", "auto", eager=True)
