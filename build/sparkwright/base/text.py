@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 
 
 def clean(text: str, most: int = 4000) -> str:
@@ -29,6 +30,12 @@ def _harmless(character: str) -> str:
 def _escaped(character: str) -> str:
     code = ord(character)
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"  # noqa: PLR2004
+
+
+def few(texts: Sequence[str], most: int, *, sep: str = ", ", more: str = " and {} more") -> str:
+    """Return the first of *texts*, and how many more there are."""
+    left = len(texts) - most
+    return sep.join(texts[:most]) + (more.format(left) if left > 0 else "")
 
 
 def human_size(count: float) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sparkwright.base.errors import ConfigError, PatchError
 from sparkwright.base.events import task, warn
-from sparkwright.base.text import line_ends
+from sparkwright.base.text import few, line_ends
 from sparkwright.git.repository import LINK, Repository, TreeEntry
 from sparkwright.git.trees import FileEntry, blob_id, check_out, patch_tree
 from sparkwright.store import remove_tree, storing
@@ -164,8 +164,7 @@ def _is_left(path: Path, tracked: set[str], patterns: Sequence[str]) -> bool:
 def _name_left(left: Sequence[str]) -> None:
     """Warn of the left-overs *left*, which are no part of a carry."""
     if left:
-        more = f" and {len(left) - _SHOWN} more" if len(left) > _SHOWN else ""
-        warn(f"not taken, as tools and editors leave it behind: {', '.join(sorted(left)[:_SHOWN])}{more}")
+        warn(f"not taken, as tools and editors leave it behind: {few(sorted(left), _SHOWN)}")
 
 
 def _warn_of_line_ends(path: str, old: bytes, new: bytes) -> None:

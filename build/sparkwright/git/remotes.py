@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 from sparkwright.base.errors import FetchError, ProcessError, RefError
 from sparkwright.base.events import task
+from sparkwright.base.text import few
 from sparkwright.git.repository import Repository
 from sparkwright.store import hold
 
@@ -172,12 +173,6 @@ def _check_wanted(name: str) -> str:
     return check_object_id(name) if len(name) == 40 and "/" not in name else check_ref(name)  # noqa: PLR2004
 
 
-def _shown(names: Sequence[str]) -> str:
-    """Return *names* for people: a few of them, and how many more there are."""
-    few = ", ".join(names[:_FEW])
-    return few if len(names) <= _FEW else f"{few} and {len(names) - _FEW} more"
-
-
 def fetch(
     repository: Repository,
     address: str,
@@ -209,14 +204,14 @@ def fetch(
     try:
         # git refuses a second fetch into a store whose history is short, rather than waiting.
         lock = hold(repository.path / "sparkwright-fetch.lock", f"fetching into {repository.path}")
-        with task(f"fetch {_shown(names)}"), lock:
+        with task(f"fetch {few(names, _FEW)}"), lock:
             # git notes where history was cut off in one file, and its lock on that file outlives a
             # kill; while ours is held, a lock that is there is such a left-over.
             (repository.path / "shallow.lock").unlink(missing_ok=True)
             repository.command("fetch", *options, "--", where, *names, timeout=_TIMEOUT_S)
     except ProcessError as error:
         raise FetchError(
-            f"{_shown(names)} could not be fetched from {address}",
+            f"{few(names, _FEW)} could not be fetched from {address}",
             because=error.because,
             next_step=_next_step(error.because),
         ) from error

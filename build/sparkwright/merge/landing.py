@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sparkwright.base.members import most_bytes, name_fault
-from sparkwright.base.text import human_size, line_ends
+from sparkwright.base.text import few, human_size, line_ends
 from sparkwright.carries.model import Carry
 from sparkwright.git.repository import LINK, SUBMODULE, Repository, TreeEntry
 from sparkwright.git.trees import FileEntry, MergeResult, merge_trees, patch_tree
@@ -67,7 +67,7 @@ def _conflicted(
         return absorbed(repository, carry, change, ours, ("reverse-apply",))
     code = [path for path in result.conflicts if not is_text(path)]
     if code:
-        detail = _shortened(code) + _told_ends(repository, change, ours, code)
+        detail = few(code, _SHOWN, more=" and {} more files") + _told_ends(repository, change, ours, code)
         return Outcome(
             carry=carry.name, kind=OutcomeKind.CONFLICT, tree=ours, detail=detail, conflicts=result.conflicts
         )
@@ -81,12 +81,6 @@ def _conflicted(
             carry=carry.name, kind=OutcomeKind.REFUSED, tree=ours, detail=detail, conflicts=result.conflicts
         )
     return _applied(repository, carry, change, ours, tree, store=store, conflicts=result.conflicts)
-
-
-def _shortened(paths: Sequence[str]) -> str:
-    """Return the first few of *paths*, and how many there are."""
-    shown = ", ".join(paths[:_SHOWN])
-    return f"{shown} and {len(paths) - _SHOWN} more files" if len(paths) > _SHOWN else shown
 
 
 def _told_ends(repository: Repository, change: CarryChange, ours: str, paths: Sequence[str]) -> str:

@@ -20,6 +20,7 @@ from sparkwright.base.errors import (
     StorageError,
 )
 from sparkwright.base.events import emit, task
+from sparkwright.base.text import few
 from sparkwright.engine.outcomes import Verifier
 from sparkwright.lock.bump import rewrite
 from sparkwright.lock.model import Lock
@@ -182,8 +183,7 @@ def survey_kernels(job: Job, target: UpstreamTarget, tree: str) -> NightCheck:
     except SparkwrightError as error:
         return NightCheck(status="failed", reason=str(error), seconds=time.monotonic() - started)
     faults = report.faults()
-    more = f"; and {len(faults) - _NAMED} more" if len(faults) > _NAMED else ""
-    told = "; ".join(faults[:_NAMED]) + more
+    told = few(faults, _NAMED, sep="; ", more="; and {} more")
     counted = (
         f"{len(report.launches)} launches, {len(report.compiled())} of {len(report.functions)} functions"
     )

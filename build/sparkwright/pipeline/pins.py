@@ -14,6 +14,7 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import FetchError, NativeInputsError
 from sparkwright.base.events import emit
+from sparkwright.base.text import few
 from sparkwright.git.remotes import check_object_id
 from sparkwright.git.repository import Repository
 from sparkwright.lock.bump import successor
@@ -110,7 +111,7 @@ def nearest_wheel(repository: Repository, commit: str, available: Callable[[str]
         raise FetchError(what, because=because, next_step=next_step)
     raise NativeInputsError(
         what,
-        because=f"it has none, and {blocked[0][:12]} before it differs in {_few(blocked[1])}",
+        because=f"it has none, and {blocked[0][:12]} before it differs in {few(blocked[1], _SHOWN)}",
         next_step=next_step,
     )
 
@@ -128,8 +129,3 @@ def native_differences(repository: Repository, one: str, other: str) -> tuple[st
     return tuple(
         sorted(path for path in changed if path in _ALSO_NATIVE or classify(path) in {"native", "metadata"})
     )
-
-
-def _few(paths: Sequence[str]) -> str:
-    more = f" and {len(paths) - _SHOWN} more" if len(paths) > _SHOWN else ""
-    return ", ".join(paths[:_SHOWN]) + more

@@ -12,6 +12,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.version import InvalidVersion, Version
 
 from sparkwright.base.errors import WheelError
+from sparkwright.base.text import few
 from sparkwright.git.trees import blob_id
 from sparkwright.wheel.archive import Archive
 from sparkwright.wheel.assemble import UPSTREAM, native_faults
@@ -111,8 +112,8 @@ def judge(name: str, faults: Sequence[str], passed: str, unverified: Sequence[st
     shown = faults or unverified
     if not shown:
         return AuditCheck(name, "pass", passed)
-    more = f", and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
-    return AuditCheck(name, "fail" if faults else "unverified", "; ".join(shown[:_SHOWN]) + more)
+    detail = few(shown, _SHOWN, sep="; ", more=", and {} more")
+    return AuditCheck(name, "fail" if faults else "unverified", detail)
 
 
 def _skipped(subject: AuditSubject, name: str) -> AuditCheck:
