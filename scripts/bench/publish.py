@@ -27,7 +27,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "support"))
 
-import target_kit
+from store_servers import s3_server
 
 from sparkwright.publish.index import PublishedFile, all_pages
 
@@ -65,8 +65,7 @@ def upload(mb: int, rounds: int) -> None:
     figures: dict[str, list[tuple[float, float]]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="sparkwright-bench-") as name:
         scratch = Path(name)
-        (scratch / "s3").mkdir()
-        with target_kit.s3_server(scratch / "s3") as s3:
+        with s3_server("wheels") as s3:
             for number in range(rounds):
                 file = scratch / "wheel"
                 file.write_bytes(os.urandom(mb * 1_000_000))

@@ -1,25 +1,16 @@
 """Fixtures that the tests of several rooms share; `release` is each test file's own."""
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
-import target_kit
 from http_index import RunningIndex
+from store_servers import s3_server
 
 
 @pytest.fixture(scope="session")
-def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], str]]:
-    """Start each server for targets when the first test asks for it; each test has its own folder there."""
-    starts = {"s3": target_kit.s3_server}
-    running: dict[str, str] = {}
-    with contextlib.ExitStack() as stack:
-
-        def address(kind: str) -> str:
-            if kind not in running:
-                running[kind] = stack.enter_context(starts[kind](tmp_path_factory.mktemp(kind)))
-            return running[kind]
-
+def s3() -> Iterator[str]:
+    """The address of an S3 server with the bucket ``wheels``, where each test has a folder of its own."""
+    with s3_server("wheels") as address:
         yield address
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,13 +22,10 @@ OLD, NEW = "0.24.0+spark.9.ffffffff", "0.24.0+spark.10.10000001"
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Target, str]]:
-    """Give the target of an S3 server, and the server's address; test_channel_clients.py reads a folder's."""
+def place(s3: str, monkeypatch: pytest.MonkeyPatch) -> tuple[Target, str]:
+    """The target of an S3 server, and the server's address; test_channel_clients.py reads a folder's."""
     credentials(monkeypatch)
-    folder = tmp_path / "server"
-    folder.mkdir()
-    with target_kit.s3_server(folder) as server:
-        yield open_target(f"s3://wheels/p?endpoint={server}"), server
+    return open_target(f"s3://wheels/p?endpoint={s3}"), s3
 
 
 def installed(client: str, wanted: bytes, into: Path) -> str:
@@ -85,11 +81,10 @@ def wheels(target: Target) -> set[str]:
 @pytest.fixture(params=KINDS)
 def target(
     request: pytest.FixtureRequest,
-    servers,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Target:
-    return open_target(empty(request.param, servers, tmp_path, monkeypatch))
+    return open_target(empty(request, tmp_path, monkeypatch))
 
 
 def test_what_nothing_names_is_removed_after_its_grace(target: Target, tmp_path: Path) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import requests
 import target_kit
 from kit import Recorder
+from store_servers import s3_server
 from target_kit import FAST, SECRET, FaultProxy, ProxyFault, opened, told
 from test_publish_targets import PAGE, WHEEL, credentials, file_of
 from wheelkit import sha256
@@ -21,10 +22,10 @@ _numbers = itertools.count()
 
 
 @pytest.fixture
-def proxy(servers: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+def proxy(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
     """A proxy before a server with the S3 interface."""
     credentials(monkeypatch)
-    with FaultProxy(servers("s3").removeprefix("http://")) as made:
+    with FaultProxy(s3.removeprefix("http://")) as made:
         yield made
 
 
@@ -149,10 +150,10 @@ def test_a_store_without_conditions_is_refused(address: str, proxy: FaultProxy) 
 
 
 def test_s3_refuses_wrong_credentials_without_showing_them(
-    tmp_path: Path, heard: Recorder, wheel: Path, monkeypatch: pytest.MonkeyPatch
+    heard: Recorder, wheel: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     credentials(monkeypatch)
-    with target_kit.s3_server(tmp_path) as server:
+    with s3_server("wheels") as server:
         requests.post(f"{server}/moto-api/reset-auth", b"0", timeout=60).raise_for_status()
         target = opened(f"s3://wheels/p?endpoint={server}")
         with pytest.raises(UploadError, match="403") as raised:

@@ -25,18 +25,16 @@ _numbers = itertools.count()
 
 
 @pytest.fixture(params=KINDS)
-def address(request: pytest.FixtureRequest, servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def address(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The address of an empty target of each kind."""
-    return empty(request.param, servers, tmp_path, monkeypatch)
+    return empty(request, tmp_path, monkeypatch)
 
 
-def empty(kind: str, servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    name = f"t{next(_numbers)}"
-    if kind == "folder":
+def empty(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param == "folder":
         return str(tmp_path / "target")
-    assert kind == "s3"
     credentials(monkeypatch)
-    return f"s3://wheels/{name}?endpoint={servers(kind)}"
+    return f"s3://wheels/t{next(_numbers)}?endpoint={request.getfixturevalue('s3')}"
 
 
 def credentials(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.server
-import threading
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Self
 from urllib.parse import quote
 
 import tiny_release
+from http_server import serving
 from kit import UpstreamRepository
 from upstream_kit import GENERATED
 
@@ -42,21 +43,16 @@ class CommitIndex:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir()
-        self.server = http.server.ThreadingHTTPServer(
-            ("127.0.0.1", 0), functools.partial(_Handler, directory=str(folder))
-        )
-        self.requests = self.server.requests = []
-        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
+        self.requests: list[str] = []
+        self.stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        self.thread.start()
+        handler = functools.partial(_Handler, directory=str(self.folder))
+        self.url = self.stack.enter_context(serving(handler, requests=self.requests)).url
         return self
 
     def __exit__(self, *_) -> None:
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
+        self.stack.close()
 
     def page(self, target: str, links: Mapping[str, str]) -> None:
         """Write the page of *target* with *links*, address to text."""

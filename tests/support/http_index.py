@@ -1,5 +1,6 @@
 """A package index on the loopback interface, with faults that tests plant."""
 
+import contextlib
 import hashlib
 import http.server
 import json
@@ -8,6 +9,8 @@ import re
 import threading
 import time
 from dataclasses import dataclass, field
+
+from http_server import serving
 
 NAME = "vllm-1.0.tar.gz"
 DATA = random.Random(1).randbytes(700_000)
@@ -75,14 +78,6 @@ class Index:
     def downloads(self) -> list[str | None]:
         """The Range header of each GET for a file."""
         return [ranged for method, path, ranged in self.requests if method == "GET" and "/files/" in path]
-
-
-class _Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-    index: Index
-
-    def handle_error(self, request, client_address):
-        """Ignore a client that hangs up or is killed: tests do both."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -210,15 +205,10 @@ class RunningIndex:
     """Serves an `Index` for the length of a ``with`` block."""
 
     def __enter__(self) -> Index:
-        self.index = Index()
-        self.server = _Server(("127.0.0.1", 0), _Handler)
-        self.server.index = self.index
-        self.index.url = f"http://127.0.0.1:{self.server.server_address[1]}/simple/"
-        self.thread = threading.Thread(target=self.server.serve_forever, kwargs={"poll_interval": 0.02})
-        self.thread.start()
-        return self.index
+        self.stack = contextlib.ExitStack()
+        index = Index()
+        index.url = f"{self.stack.enter_context(serving(_Handler, index=index)).url}/simple/"
+        return index
 
     def __exit__(self, *_) -> None:
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
+        self.stack.close()

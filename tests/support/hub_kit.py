@@ -5,12 +5,13 @@ import hashlib
 import http.server
 import json
 import re
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
+
+from http_server import serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
@@ -106,14 +107,9 @@ def hub_server() -> Iterator[HubServer]:  # noqa: C901 - one branch for each add
                     if state.slow and self.path.endswith(state.slow):
                         time.sleep(1 / 16)
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    state.url = f"http://127.0.0.1:{server.server_address[1]}"
-    threading.Thread(target=server.serve_forever, args=[0.01], daemon=True).start()
-    try:
+    with serving(Handler) as server:
+        state.url = server.url
         yield state
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def _listed(folder: Path) -> dict[str, object]:

@@ -2,10 +2,11 @@
 
 import functools
 import http.server
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from http_server import serving
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
@@ -27,10 +28,6 @@ class Handler(http.server.SimpleHTTPRequestHandler):
 @contextmanager
 def served(folder: Path, handler: type[Handler] = Handler) -> Iterator[tuple[str, list[str]]]:
     """Give the address of *folder*, and the list of paths that it was asked for."""
-    serve = functools.partial(handler, directory=str(folder))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
-        server.asked = []
-        server.daemon_threads = True
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}", server.asked
-        server.shutdown()
+    asked: list[str] = []
+    with serving(functools.partial(handler, directory=str(folder)), asked=asked) as server:
+        yield server.url, asked

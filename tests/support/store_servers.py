@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import requests
+from http_server import serving
 
 from sparkwright.base.machine import free_port
 
@@ -71,7 +72,7 @@ def s3_server(bucket: str) -> Iterator[str]:
     """Give the endpoint of moto's S3 server, with an empty *bucket*; skip where moto is missing."""
     pytest.importorskip("moto")
     port = free_port()
-    command = [sys.executable, "-W", "ignore", "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("s3_process.py")), str(port)]
     with _running(command, f"http://127.0.0.1:{port}") as address:
         signed = {"Authorization": "AWS4-HMAC-SHA256 Credential=key/20260101/us-east-1/s3/aws4_request"}
         requests.put(f"{address}/{bucket}", headers=signed, timeout=30).raise_for_status()
@@ -152,19 +153,13 @@ def hostile_store() -> Iterator[HostileStore]:
     class Handler(_Handler):
         store = state
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    state.url = f"http://127.0.0.1:{server.server_port}/base"
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    try:
-        yield state
-    finally:
-        state.ended.set()
-        state.hold.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving(Handler) as server:
+        state.url = f"{server.url}/base"
+        try:
+            yield state
+        finally:
+            state.ended.set()
+            state.hold.set()
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):

@@ -1,62 +1,22 @@
-"""Real servers for targets of wheels, each in a process of its own, and a proxy with faults before them."""
+"""A proxy with faults before a server of wheels, and what asks the server itself."""
 
 import contextlib
 import http.client
 import http.server
-import os
-import signal
-import socket
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Self
 
 import pytest
-import requests
+from http_server import serving
 from kit import Recorder
 
 from sparkwright.base.errors import UploadError
-from sparkwright.base.machine import free_port
 from sparkwright.publish.places import open_target
 from sparkwright.upstream.settings import IndexSettings
 
 SECRET = "secret-of-the-test"  # noqa: S105 - it opens nothing
 FAST = IndexSettings(timeout_s=10, attempts=3, backoff_s=0.01)
-_SUPPORT = Path(__file__).parent
-
-
-@contextlib.contextmanager
-def process(argv: list[str | Path], port: int, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a server in a session of its own until the block ends; it has to listen on *port*."""
-    with log.open("ab") as output:
-        child = subprocess.Popen(argv, stdout=output, stderr=output, start_new_session=True)
-    try:
-        deadline = time.monotonic() + 60
-        while time.monotonic() < deadline and child.poll() is None:
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
-                break
-            time.sleep(0.05)
-        else:
-            raise AssertionError(f"{argv[0]} does not listen: {log.read_text(errors='replace')[-2000:]}")
-        yield child
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-
-
-@contextlib.contextmanager
-def s3_server(folder: Path) -> Iterator[str]:
-    """Run moto's S3 server with the bucket ``wheels``; give its address."""
-    port = free_port()
-    with process([sys.executable, _SUPPORT / "s3_process.py", str(port)], port, folder / "log"):
-        address = f"http://127.0.0.1:{port}"
-        requests.put(f"{address}/wheels", timeout=60).raise_for_status()
-        yield address
 
 
 def s3_client(server: str) -> Any:
@@ -114,14 +74,13 @@ class FaultProxy:
     address: str = ""
 
     def __enter__(self) -> Self:
-        self._server = _Server(("127.0.0.1", 0), type("Handler", (_Forwarding,), {"owner": self}))
-        self.address = f"127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True).start()
+        self._stack = contextlib.ExitStack()
+        server = self._stack.enter_context(serving(type("Handler", (_Forwarding,), {"owner": self})))
+        self.address = server.url.removeprefix("http://")
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self._stack.close()
 
     def fault_for(self, method: str) -> ProxyFault:
         for fault in self.faults:
@@ -129,14 +88,6 @@ class FaultProxy:
                 self.faults.remove(fault)
                 return fault
         return self.always if self.always and method in self.always.methods else ProxyFault()
-
-
-class _Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-    block_on_close = False
-
-    def handle_error(self, *_: object) -> None:
-        """Cut connections are what it is for."""
 
 
 class _Forwarding(http.server.BaseHTTPRequestHandler):

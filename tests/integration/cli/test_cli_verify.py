@@ -8,10 +8,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from platform import machine
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 from command import call
+from http_server import serving
 from wheelkit import plain_wheel
 
 from sparkwright.base.digests import sha256_file
@@ -416,13 +416,8 @@ def listening(*, counters: bool) -> Iterator[tuple[str, list[str]]]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", seen
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serving(Handler) as server:
+        yield server.url, seen
 
 
 def test_without_a_network_a_wheel_whose_requirements_are_not_cached_is_refused(tmp_path: Path) -> None:
