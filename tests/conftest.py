@@ -70,21 +70,35 @@ _TOGETHER = (
     _MATRIX,
     "test_channel_clients.py",
     "test_cli_verify_reference.py",
+    "test_flashinfer_upstream.py",
     "test_inspection_upstream.py",
     "test_installer.py",
     "test_native_cross.py",
+    "test_native_real.py",
+    "test_nightly_real.py",
     "test_preflight_real.py",
     "test_publish_clients.py",
     "test_publish_selection.py",
     "test_recipes_real.py",
     "test_rehearsal_real.py",
     "test_spark_patchset.py",
+    "test_triton_kernels.py",
+    "test_upstream_real.py",
     "test_verify_report_page.py",
     "test_wheel_upstream.py",
     "test_without_clone.py",
 )
-# Those whose machines are forks of one process that has imported everything.
-_CLUSTER = ("test_cli_bisect_served.py", "test_cluster_verify.py", "test_machines.py")
+_SHARING = {
+    # Their machines are forks of one process that has imported everything.
+    "cluster": ("test_cli_bisect_served.py", "test_cluster_verify.py", "test_machines.py"),
+    # One S3 server serves them all.
+    "s3": (
+        "test_channel_targets.py",
+        "test_publish_target_faults.py",
+        "test_publish_targets.py",
+        "test_store_remote_servers.py",
+    ),
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -119,8 +133,9 @@ class _Scheduling(LoadScopeScheduling):
         file = nodeid.partition("::")[0]
         if f"/{_UNITS}/" in file:
             return file
-        if file.endswith(_CLUSTER):
-            return "cluster"
+        for name, files in _SHARING.items():
+            if file.endswith(files):
+                return name
         return next((part for part in _TOGETHER if f"/{part}" in nodeid), nodeid)
 
     def remove_node(self, node: WorkerController) -> str | None:

@@ -65,7 +65,7 @@ def upload(mb: int, rounds: int) -> None:
     figures: dict[str, list[tuple[float, float]]] = defaultdict(list)
     with tempfile.TemporaryDirectory(prefix="sparkwright-bench-") as name:
         scratch = Path(name)
-        with s3_server("wheels") as s3:
+        with s3_server() as s3:
             for number in range(rounds):
                 file = scratch / "wheel"
                 file.write_bytes(os.urandom(mb * 1_000_000))

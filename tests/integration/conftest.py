@@ -10,7 +10,7 @@ from store_servers import s3_server
 @pytest.fixture(scope="session")
 def s3() -> Iterator[str]:
     """The address of an S3 server with the bucket ``wheels``, where each test has a folder of its own."""
-    with s3_server("wheels") as address:
+    with s3_server() as address:
         yield address
 
 

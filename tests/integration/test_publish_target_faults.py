@@ -153,7 +153,7 @@ def test_s3_refuses_wrong_credentials_without_showing_them(
     heard: Recorder, wheel: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     credentials(monkeypatch)
-    with s3_server("wheels") as server:
+    with s3_server() as server:
         requests.post(f"{server}/moto-api/reset-auth", b"0", timeout=60).raise_for_status()
         target = opened(f"s3://wheels/p?endpoint={server}")
         with pytest.raises(UploadError, match="403") as raised:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from kit import Recorder
-from store_servers import nginx_store, s3_server
+from store_servers import nginx_store
 
 from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.base.errors import ToolError
@@ -28,15 +28,15 @@ def nginx(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def bucket() -> Iterator[str]:
-    with s3_server("shared") as endpoint, pytest.MonkeyPatch.context() as patched:
+def bucket(s3: str) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patched:
         for name in ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"):
             patched.delenv(name, raising=False)
-        patched.setenv("AWS_ENDPOINT_URL", endpoint)
+        patched.setenv("AWS_ENDPOINT_URL", s3)
         patched.setenv("AWS_ACCESS_KEY_ID", "key-id")
         patched.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
         patched.setenv("AWS_REGION", "us-east-1")
-        yield "s3://shared/team"
+        yield "s3://wheels/team"
 
 
 @pytest.fixture(params=["nginx", "bucket"])

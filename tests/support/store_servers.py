@@ -68,14 +68,14 @@ def nginx_store(folder: Path, *, user: str = "", password: str = "", most: str =
 
 
 @contextlib.contextmanager
-def s3_server(bucket: str) -> Iterator[str]:
-    """Give the endpoint of moto's S3 server, with an empty *bucket*; skip where moto is missing."""
+def s3_server() -> Iterator[str]:
+    """Give the endpoint of moto's S3 server, with the bucket ``wheels``; skip where moto is missing."""
     pytest.importorskip("moto")
     port = free_port()
     command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("s3_process.py")), str(port)]
     with _running(command, f"http://127.0.0.1:{port}") as address:
         signed = {"Authorization": "AWS4-HMAC-SHA256 Credential=key/20260101/us-east-1/s3/aws4_request"}
-        requests.put(f"{address}/{bucket}", headers=signed, timeout=30).raise_for_status()
+        requests.put(f"{address}/wheels", headers=signed, timeout=30).raise_for_status()
         yield address
 
 
