@@ -20,6 +20,7 @@ import pytest
 from sparkwright.base.errors import ServerEndedError
 from sparkwright.base.events import Event, subscribe
 from sparkwright.engine.client.endpoint import open_session
+from sparkwright.engine.metrics import scrape
 from sparkwright.engine.server.launch import start_server
 from sparkwright.engine.server.lifecycle import ServerProcess
 from sparkwright.serve import engine
@@ -126,7 +127,8 @@ def test_a_healthy_engine_under_load_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_stopped_server_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine, "_ANSWER_S", 1.0)
+    for module, name in ((engine, "_ANSWER_S"), (scrape, "_DEADLINE_S")):
+        monkeypatch.setattr(module, name, 1.0)
 
     async def run() -> None:
         async with watched(tmp_path) as this:
