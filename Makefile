@@ -11,7 +11,7 @@ PYTHON   ?= python3
 VENV     := .venv
 BIN      := $(VENV)/bin
 ARGS     ?=
-# Where wheels and their index go; empty: the default of sparkwright/publish/folder.py, dist/.
+# Where wheels and their index go; empty: the default of sparkwright/publish/index.py, dist/.
 DIST     ?= $(SPARKWRIGHT_DIST)
 export SPARKWRIGHT_DIST := $(DIST)
 LINE     := $(if $(SERIES),--series $(SERIES)) $(if $(PATCHSET),--patchset $(PATCHSET))

@@ -33,7 +33,7 @@ from sparkwright.pipeline.options import BuildOptions
 from sparkwright.probe.judge import Prover
 from sparkwright.probe.pool import ProbePool
 from sparkwright.probe.proof import Proof
-from sparkwright.store import remove_tree
+from sparkwright.store.disk import remove_tree
 
 ROOT = Path(__file__).parents[1]
 FILE = "mutations.toml"

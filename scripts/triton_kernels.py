@@ -20,7 +20,7 @@ from sparkwright.pipeline.checkout import open_checkout, series_names
 from sparkwright.pipeline.job import make_job
 from sparkwright.pipeline.options import BuildOptions
 from sparkwright.probe.launches import LIMIT, KernelLaunch, KernelReport, KernelSurvey, too_much
-from sparkwright.store import open_store
+from sparkwright.store.paths import open_store
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "triton-kernels.md"

@@ -25,7 +25,7 @@ from sparkwright.pipeline.checkout import open_checkout, series_names
 from sparkwright.pipeline.job import Job, make_job
 from sparkwright.pipeline.options import BuildOptions
 from sparkwright.pipeline.proofs import evidence_of
-from sparkwright.store import open_store
+from sparkwright.store.paths import open_store
 
 Column = Mapping[str, str]  # what a release's column has for each carry, in order
 

@@ -19,7 +19,7 @@ from xdist.workermanage import WorkerController
 
 from sparkwright.base.events import subscribe
 from sparkwright.git.repository import Repository, open_repository
-from sparkwright.store import Store, open_store
+from sparkwright.store.paths import Store, open_store
 
 # A script that runs the tests in the background leaves SIGINT ignored, and every program that they start
 # inherits that. With a handler here, those programs get the default back and can be interrupted.

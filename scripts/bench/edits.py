@@ -11,9 +11,9 @@ from sparkwright.git.repository import open_repository
 from sparkwright.git.trees import FileEntry, patch_tree
 from sparkwright.merge.prepare import prepare
 from sparkwright.pipeline.checkout import open_checkout
-from sparkwright.store import open_store
+from sparkwright.store.paths import open_store
+from sparkwright.upstream.network import read_settings
 from sparkwright.upstream.releases import Access
-from sparkwright.upstream.settings import read_settings
 from sparkwright.upstream.source import open_source
 
 __all__ = ["copy_checkout", "edit_patch", "edit_prose"]

@@ -34,7 +34,7 @@ from sparkwright.merge.hazards import Examined
 from sparkwright.merge.prepare import prepare
 from sparkwright.pipeline.job import Job, open_job
 from sparkwright.pipeline.options import BuildOptions
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 
 class Taken(NamedTuple):

@@ -14,10 +14,10 @@ from static_server import Handler, served
 
 from sparkwright.base.errors import ConfigError, FetchError, NotInStoreError, TamperedError
 from sparkwright.publish import places as mirrors
-from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.places import HttpMirror, open_mirror
+from sparkwright.publish.target import FolderTarget
 from sparkwright.publish.trust import place_of
-from sparkwright.upstream.settings import IndexSettings
+from sparkwright.upstream.network import IndexSettings
 
 SETTINGS = IndexSettings(timeout_s=30.0, attempts=2, backoff_s=0.01)
 

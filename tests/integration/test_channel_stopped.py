@@ -15,10 +15,10 @@ from killed import at_call, in_child
 from prune_kit import broken_links
 
 from sparkwright.base.errors import LostRaceError, UntrustedKeyError
-from sparkwright.publish import lease
-from sparkwright.publish.folder_target import FolderTarget
+from sparkwright.publish import target as targets
 from sparkwright.publish.keys import rotate_key
 from sparkwright.publish.repository import read_unverified
+from sparkwright.publish.target import FolderTarget
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def killed_at_each_write(
         copy = ChannelWorld(folder / str(write))
         shutil.copytree(world.folder, copy.folder)
         status = in_child(lambda copy=copy: work(copy), at_call(["fsync"], write))
-        (copy.published / lease.PATH).unlink(missing_ok=True)  # as if it had ended
+        (copy.published / targets.LEASE).unlink(missing_ok=True)  # as if it had ended
         yield copy
         shutil.rmtree(copy.folder)
         if status == 0:

@@ -13,10 +13,10 @@ from prune_kit import HOURS, SPARE, broken_links, interleaved, pruner, world_wit
 from test_publish_targets import credentials, empty
 
 from sparkwright.base.errors import TamperedError
-from sparkwright.publish.offer import requirements
 from sparkwright.publish.places import open_mirror, open_target
+from sparkwright.publish.reader import requirements
 from sparkwright.publish.target import Target
-from sparkwright.upstream.settings import IndexSettings
+from sparkwright.upstream.network import IndexSettings
 
 OLD, NEW = "0.24.0+spark.9.ffffffff", "0.24.0+spark.10.10000001"
 

@@ -14,9 +14,9 @@ from upstream_kit import make_access
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import DigestError, FetchError, NotInStoreError, WheelError
 from sparkwright.upstream import download
-from sparkwright.upstream.commit_index import list_wheels
 from sparkwright.upstream.commits import first_download, has_wheels, nightly_commit
 from sparkwright.upstream.download import fetch_artifact
+from sparkwright.upstream.index import list_wheels
 
 VERSION = "1.2.1.dev3+g{}"
 

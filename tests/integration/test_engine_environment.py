@@ -11,7 +11,7 @@ import wheelkit
 from wheelkit import plain_wheel
 
 from sparkwright.base.errors import ConfigError, LockMismatchError, NotInStoreError, ServerError
-from sparkwright.distributed.inputs import bring_files
+from sparkwright.distributed.tasks import bring_files
 from sparkwright.engine.environment import (
     OfferedWheel,
     Sources,
@@ -22,12 +22,10 @@ from sparkwright.engine.environment import (
 from sparkwright.engine.installed import read_installed
 from sparkwright.engine.runtime import find_runtime, locked_requirements, requirements_of, resolve_runtime
 from sparkwright.lock.runtime import format_runtime, parse_runtime, read_runtime
-from sparkwright.publish import publish
-from sparkwright.publish.index import describe, runtime_page, runtimes_in
+from sparkwright.publish.index import describe, publish, runtime_page, runtimes_in
 from sparkwright.recipes.recipe import Recipe
-from sparkwright.store import Store
-from sparkwright.store.prune import PruneLimits, prune
-from sparkwright.store.survey import survey
+from sparkwright.store.paths import Store
+from sparkwright.store.upkeep import PruneLimits, prune, survey
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.runner import run_task
 from sparkwright.verify.setup import environment_of

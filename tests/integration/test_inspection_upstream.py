@@ -15,10 +15,10 @@ from sparkwright.native.inspection import find_surroundings, inspector_of
 from sparkwright.native.packages import unpack_package
 from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.probe.environment import prepare_environment
-from sparkwright.store import open_store
+from sparkwright.store.paths import open_store
 from sparkwright.upstream.download import fetch_artifact
+from sparkwright.upstream.network import read_settings
 from sparkwright.upstream.releases import Access
-from sparkwright.upstream.settings import read_settings
 from sparkwright.wheel.audit import audit
 from sparkwright.wheel.binaries import Expectation, NativeExpectation, inspect_binary
 from sparkwright.wheel.kernels import plan_slim, python_members

@@ -12,7 +12,7 @@ from sparkwright.base.process import run as installer
 from sparkwright.base.process.run import run
 from sparkwright.rehearsal import tree
 from sparkwright.rehearsal.tree import Requirements, prepare_environment
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 BELOW = "beta==2.0\ntorch==9.9\n"
 _VERSIONS = (

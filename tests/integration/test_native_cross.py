@@ -16,7 +16,7 @@ from sparkwright.pipeline.job import open_job
 from sparkwright.pipeline.kernels import inputs_of, not_native
 from sparkwright.pipeline.options import BuildOptions
 from sparkwright.pipeline.state import BuildState
-from sparkwright.store import open_store
+from sparkwright.store.paths import open_store
 
 ROOT = Path(__file__).parents[2]
 TARGET = Target("aarch64", "12.1a")

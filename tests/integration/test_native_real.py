@@ -15,11 +15,11 @@ from sparkwright.native.model import Target
 from sparkwright.native.sources import gather_sources
 from sparkwright.native.toolchain import configure_environment, find_toolchain, prepare_toolchain
 from sparkwright.pipeline.checkout import open_checkout
-from sparkwright.store import open_store
+from sparkwright.store.paths import open_store
 from sparkwright.upstream.evidence import gather_cuda
 from sparkwright.upstream.index import find, project_of
+from sparkwright.upstream.network import read_settings
 from sparkwright.upstream.releases import Access
-from sparkwright.upstream.settings import read_settings
 
 pytestmark = pytest.mark.upstream
 

@@ -31,7 +31,7 @@ from sparkwright.serve.preflight.machine import read_host
 from sparkwright.serve.preflight.run import run_preflight
 from sparkwright.serve.preflight.shape import Attention, ModelShape, model_shape
 from sparkwright.serve.settings import with_settings
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 ROOT = Path(__file__).parents[2]
 ASK = ROOT / "tests" / "support" / "ask_planner.py"

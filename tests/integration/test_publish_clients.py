@@ -12,7 +12,7 @@ import pytest
 import wheelkit
 from static_server import served
 
-from sparkwright.publish import publish
+from sparkwright.publish.index import publish
 from sparkwright.wheel.assemble import AssemblyPlan, assemble
 from sparkwright.wheel.names import local_version
 

@@ -9,7 +9,7 @@ import pytest
 import wheelkit
 from test_publish_clients import pip_download, uv
 
-from sparkwright.publish import publish
+from sparkwright.publish.index import publish
 from sparkwright.wheel.assemble import AssemblyPlan, assemble
 from sparkwright.wheel.names import local_version
 

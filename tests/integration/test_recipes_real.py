@@ -17,7 +17,7 @@ from sparkwright.git.repository import open_repository
 from sparkwright.pipeline.checkout import open_checkout, series_names
 from sparkwright.recipes.imported import import_recipe
 from sparkwright.recipes.recipe import Recipe, load_recipe, recipes
-from sparkwright.store import open_store
+from sparkwright.store.paths import open_store
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = recipes()

@@ -9,10 +9,10 @@ from channel_kit import ChannelWorld, small_wheel
 from static_server import served
 
 from sparkwright.base.errors import ConfigError, DigestError, UnknownNameError, UntrustedKeyError
-from sparkwright.publish.offer import open_channel
 from sparkwright.publish.places import open_mirror
-from sparkwright.store import Store
-from sparkwright.upstream.settings import read_settings
+from sparkwright.publish.reader import open_channel
+from sparkwright.store.paths import Store
+from sparkwright.upstream.network import read_settings
 
 MACHINE, OTHER = "aarch64", "x86_64"
 NEWEST = {"0.24": "0.24.0+spark.2", "0.33": "0.33.0+spark.1"}

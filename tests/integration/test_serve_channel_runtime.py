@@ -16,11 +16,10 @@ from sparkwright.cli.main import main
 from sparkwright.companion.wheel import write_companion
 from sparkwright.engine.environment import Environment, OfferedWheel, Sources, plan_environment
 from sparkwright.engine.flashinfer import CUBIN
-from sparkwright.publish.evidence import gather, require_evidence
-from sparkwright.publish.offer import open_channel
-from sparkwright.publish.policy import ChannelPolicy
+from sparkwright.publish.evidence import ChannelPolicy, gather, require_evidence
+from sparkwright.publish.reader import open_channel
 from sparkwright.recipes.recipe import Recipe
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 MACHINE = companion_kit.TARGET.machine
 STRICT = ChannelPolicy(

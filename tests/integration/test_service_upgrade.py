@@ -24,7 +24,7 @@ from sparkwright.engine.environment import Sources, prepare
 from sparkwright.recipes.recipe import load_recipe
 from sparkwright.serve.service.change import Slots, canary_failure, roll_back, upgrade
 from sparkwright.serve.service.model import ServiceOptions, ServiceRecord
-from sparkwright.store import open_store
+from sparkwright.store.paths import open_store
 
 PATIENCE_S = 60.0
 KEY = "sk-of-the-test"

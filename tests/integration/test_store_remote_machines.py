@@ -13,8 +13,9 @@ from sparkwright.git.repository import Repository, open_repository
 from sparkwright.git.trees import FileEntry, patch_tree
 from sparkwright.native.build import Builder
 from sparkwright.native.model import Inputs
-from sparkwright.store import Store, open_store
-from sparkwright.store.remote import RemoteSettings, RemoteTier
+from sparkwright.store.paths import Store, open_store
+from sparkwright.store.remote.settings import RemoteSettings
+from sparkwright.store.remote.tier import RemoteTier
 
 
 @pytest.fixture

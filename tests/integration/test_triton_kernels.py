@@ -12,7 +12,7 @@ from sparkwright.pipeline.job import make_job
 from sparkwright.pipeline.options import BuildOptions
 from sparkwright.probe.environment import environment_key, prepare_environment
 from sparkwright.probe.launches import LIMIT, KernelSurvey
-from sparkwright.store import Store, open_store
+from sparkwright.store.paths import Store, open_store
 
 ROOT = Path(__file__).parents[2]
 

@@ -10,10 +10,10 @@ from sparkwright.lock.cmake import read_pins
 from sparkwright.lock.model import read_lock
 from sparkwright.lock.statements import is_evidence
 from sparkwright.pipeline.checkout import open_checkout
-from sparkwright.store import open_store
+from sparkwright.store.paths import open_store
 from sparkwright.upstream.evidence import gather, propose
+from sparkwright.upstream.network import read_settings
 from sparkwright.upstream.releases import Access, other_release
-from sparkwright.upstream.settings import read_settings
 from sparkwright.upstream.source import IndexSource
 
 pytestmark = pytest.mark.upstream

@@ -9,10 +9,10 @@ import pytest
 import wheelkit
 
 from sparkwright.pipeline.checkout import open_checkout
-from sparkwright.publish import publish
-from sparkwright.store import open_store
+from sparkwright.publish.index import publish
+from sparkwright.store.paths import open_store
 from sparkwright.upstream.download import fetch_artifact
-from sparkwright.upstream.settings import read_settings
+from sparkwright.upstream.network import read_settings
 from sparkwright.wheel.assemble import AssemblyPlan, BuiltWheel, assemble
 from sparkwright.wheel.audit import audit
 from sparkwright.wheel.binaries import Expectation

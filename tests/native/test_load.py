@@ -21,9 +21,9 @@ from sparkwright.native.elf import read_elf
 from sparkwright.native.model import Target
 from sparkwright.native.toolchain import prepare_toolchain
 from sparkwright.pipeline.checkout import open_checkout
-from sparkwright.store import open_store
+from sparkwright.store.paths import open_store
+from sparkwright.upstream.network import read_settings
 from sparkwright.upstream.releases import Access
-from sparkwright.upstream.settings import read_settings
 
 ROOT = Path(__file__).parents[2]
 EMULATOR = "qemu-aarch64-static"

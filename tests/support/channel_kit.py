@@ -10,15 +10,13 @@ import wheelkit
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.publish.channel import ChannelState
-from sparkwright.publish.evidence import Candidate, attach, require_evidence
-from sparkwright.publish.folder_target import FolderTarget
+from sparkwright.publish.evidence import Candidate, ChannelPolicy, attach, require_evidence
 from sparkwright.publish.index import describe
 from sparkwright.publish.keys import published_root
-from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.promote import ChannelPublisher
-from sparkwright.publish.target import Mirror, Target
+from sparkwright.publish.reader import VerifiedChannel, verify_channel
+from sparkwright.publish.target import FolderTarget, Mirror, Target
 from sparkwright.publish.trust import Trust, place_of
-from sparkwright.publish.verification import VerifiedChannel, verify_channel
 
 POLICY = ChannelPolicy(requires=("audit",), expires_days=30)
 

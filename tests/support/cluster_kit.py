@@ -21,15 +21,16 @@ from warm import PROGRAM
 from world import SOURCE_ROOT
 
 from sparkwright.base.ssh import parse_host
-from sparkwright.distributed.address import ClusterAddress
 from sparkwright.distributed.cluster import Cluster
+from sparkwright.distributed.tasks import ClusterAddress
 from sparkwright.git.repository import Repository, open_repository
-from sparkwright.lock.native import Package
+from sparkwright.lock.model import Package
 from sparkwright.native.build import Builder
 from sparkwright.native.model import Inputs
 from sparkwright.pipeline.remote_units import compile_elsewhere
-from sparkwright.store import open_store
-from sparkwright.store.remote import RemoteSettings, RemoteTier
+from sparkwright.store.paths import open_store
+from sparkwright.store.remote.settings import RemoteSettings
+from sparkwright.store.remote.tier import RemoteTier
 
 SUPPORT = Path(__file__).parent
 # The lock's toolchain is a hundred packages: what compiles takes the small one here, and all else as it is.

@@ -5,14 +5,13 @@ from pathlib import Path
 
 import elfkit
 
-from sparkwright.companion.compiling import CompiledModule
 from sparkwright.companion.model import CompanionSpec, KernelModule
-from sparkwright.companion.wheel import CompanionContent
-from sparkwright.lock.native import Package
+from sparkwright.companion.wheel import CompanionContent, CompiledModule
+from sparkwright.lock.model import Package
 from sparkwright.native.host import this_machine
 from sparkwright.native.inspection import Inspector, Surroundings
 from sparkwright.native.model import Target
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 TARGET = Target(this_machine(), "12.1a")
 IMAGES = [("sm_121a", ["sample"])]

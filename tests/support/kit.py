@@ -29,7 +29,7 @@ from sparkwright.merge.absorb import History
 from sparkwright.merge.engine import MergeRequest, merge_patchset
 from sparkwright.merge.report import MergeReport
 from sparkwright.probe.upstream_tests import packages_folder
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 Content = str | bytes | FileEntry
 VERSION = "1.0.0"

@@ -8,12 +8,11 @@ from typing import Any
 import elfkit
 import wheelkit
 
-from sparkwright.lock.model import Artifact, Lock, Release
-from sparkwright.lock.native import Binary, DroppedBinary, NativePin, Toolkit
+from sparkwright.lock.model import Artifact, Binary, DroppedBinary, Lock, NativePin, Release, Toolkit
 from sparkwright.native.elf import honest_platform, read_elf
 from sparkwright.native.inspection import Inspector, Surroundings
 from sparkwright.native.model import Extension, Target
-from sparkwright.store import open_store
+from sparkwright.store.paths import open_store
 from sparkwright.wheel.assemble import AssemblyPlan, BinarySource, assemble
 from sparkwright.wheel.audit import audit
 from sparkwright.wheel.binaries import Expectation, NativeExpectation

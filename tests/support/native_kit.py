@@ -17,8 +17,7 @@ from kit import toml
 from sparkwright.base.config import to_builtins
 from sparkwright.git.repository import TreeEntry
 from sparkwright.git.trees import blob_id, tree_id
-from sparkwright.lock.model import Dependency, Lock
-from sparkwright.lock.native import ExtensionSpec, NativePin, Package, SourcePin, Toolkit
+from sparkwright.lock.model import Dependency, ExtensionSpec, Lock, NativePin, Package, SourcePin, Toolkit
 from sparkwright.native.host import this_machine
 
 HERE = this_machine()

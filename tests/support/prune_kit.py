@@ -11,10 +11,9 @@ from channel_kit import ChannelWorld, now
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import LostRaceError
 from sparkwright.publish.channel import metadata_path
-from sparkwright.publish.lease import PATH as LEASE
-from sparkwright.publish.policy import ChannelPolicy
+from sparkwright.publish.evidence import ChannelPolicy
 from sparkwright.publish.prune import Pruner
-from sparkwright.publish.target import Entry, Stored, Target
+from sparkwright.publish.target import LEASE, Entry, Stored, Target
 
 LIMITED = ChannelPolicy(requires=("audit",), expires_days=3650, keep_days=30)
 FOREVER = ChannelPolicy(requires=("audit",), expires_days=3650)

@@ -18,7 +18,7 @@ from world import World
 from sparkwright.lock.model import RehearsalPin
 from sparkwright.rehearsal.stock import machine
 from sparkwright.rehearsal.tree import environment_key, read_requirements
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 SERVE = '''\
 """``vllm serve``, as the simulator has it."""

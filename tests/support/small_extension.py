@@ -16,11 +16,10 @@ from unit_kit import make_toolchain
 from sparkwright.base.events import subscribe
 from sparkwright.git.repository import Repository
 from sparkwright.git.trees import FileEntry, import_files
-from sparkwright.lock.model import Artifact
-from sparkwright.lock.native import ExtensionSpec, SourcePin
+from sparkwright.lock.model import Artifact, ExtensionSpec, SourcePin
 from sparkwright.native.build import Builder, build_extension
 from sparkwright.native.model import Extension, Inputs, SourceTree, Target
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 UPSTREAM = {
     "CMakeLists.txt": "project(tiny)",

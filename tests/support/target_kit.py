@@ -13,7 +13,7 @@ from kit import Recorder
 
 from sparkwright.base.errors import UploadError
 from sparkwright.publish.places import open_target
-from sparkwright.upstream.settings import IndexSettings
+from sparkwright.upstream.network import IndexSettings
 
 SECRET = "secret-of-the-test"  # noqa: S105 - it opens nothing
 FAST = IndexSettings(timeout_s=10, attempts=3, backoff_s=0.01)

@@ -9,7 +9,7 @@ from sparkwright.git.trees import blob_id
 from sparkwright.native.configure import Reader
 from sparkwright.native.model import WORK, Cost, Toolchain, Unit
 from sparkwright.native.units import UnitFiles, find_object, record_object
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 SOURCE = "source/csrc/ops.c"
 FILES = {

@@ -7,9 +7,9 @@ from pathlib import Path
 from small_release import sdist_files
 
 from sparkwright.git.repository import open_repository
-from sparkwright.store import open_store
+from sparkwright.store.paths import open_store
+from sparkwright.upstream.network import IndexSettings
 from sparkwright.upstream.releases import Access
-from sparkwright.upstream.settings import IndexSettings
 
 GENERATED = ("PKG-INFO", "vllm/_version.py")  # in the sdist, and not in git
 

@@ -23,7 +23,7 @@ from tiny_release import ALIGNED, CLAMPED, TinyRelease, make_tiny
 import sparkwright
 from sparkwright.git.repository import open_repository
 from sparkwright.probe.environment import requirements
-from sparkwright.store import Store, open_store
+from sparkwright.store.paths import Store, open_store
 
 SOURCE_ROOT = Path(sparkwright.__file__).parents[1]
 

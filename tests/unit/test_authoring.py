@@ -27,7 +27,7 @@ from sparkwright.carries.patch import parse_patch
 from sparkwright.git.repository import Repository
 from sparkwright.git.trees import FileEntry
 from sparkwright.merge.prepare import CarryEditor
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 LOCK = make_release().lock
 BASE = {

@@ -11,13 +11,14 @@ from channel_kit import small_wheel
 
 from sparkwright.base.errors import ConfigError, MissingEvidenceError, UnknownNameError
 from sparkwright.publish.evidence import (
+    ChannelPolicy,
     attach,
     attach_audit,
     attach_rehearsal,
+    load_policy,
     require_evidence,
     stated_series,
 )
-from sparkwright.publish.policy import ChannelPolicy, load_policy
 from sparkwright.wheel.audit import AuditReport
 from sparkwright.wheel.checks import AuditCheck
 

@@ -29,11 +29,11 @@ from sparkwright.base.errors import (
     UploadError,
 )
 from sparkwright.cli.main import main
-from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.keys import load_publisher
+from sparkwright.publish.reader import require_listed
 from sparkwright.publish.repository import signed_metadata
+from sparkwright.publish.target import FolderTarget
 from sparkwright.publish.trust import place_of
-from sparkwright.publish.verification import require_listed
 
 POINTER = "channels/nightly/timestamp.json"
 NO_SIGNATURE = "0" * 128

@@ -17,11 +17,10 @@ from sparkwright.base.errors import (
     UntrustedKeyError,
 )
 from sparkwright.publish import keys
-from sparkwright.publish.folder_target import FolderTarget
-from sparkwright.publish.keys import ChannelKeys, load_publisher, rotate_key
+from sparkwright.publish.keys import ChannelKeys, ChannelRoot, load_publisher, rotate_key
+from sparkwright.publish.reader import verify_channel
 from sparkwright.publish.repository import signed_metadata
-from sparkwright.publish.roots import ChannelRoot
-from sparkwright.publish.verification import verify_channel
+from sparkwright.publish.target import FolderTarget
 
 
 @pytest.fixture

@@ -20,10 +20,10 @@ from sparkwright.base.errors import (
     UnknownNameError,
     UntrustedKeyError,
 )
-from sparkwright.publish import lease
+from sparkwright.publish import target as targets
 from sparkwright.publish.evidence import Candidate
-from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.index import describe
+from sparkwright.publish.target import FolderTarget
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ class LateTarget(FolderTarget):
     """A folder in which something happens just before a publisher takes the lease."""
 
     def replace(self, path, data, *, expected):
-        if path == lease.PATH:
+        if path == targets.LEASE:
             self.__dict__.pop("before", lambda: None)()
         return super().replace(path, data, expected=expected)
 
@@ -196,8 +196,8 @@ def test_of_two_publishers_one_wins_and_the_other_is_told(world: ChannelWorld) -
 def held(world: ChannelWorld, holder: str = "elsewhere:1:ab") -> None:
     """Let *holder* have the lease."""
     target = FolderTarget(world.published)
-    found = target.read(lease.PATH)
-    target.replace(lease.PATH, holder.encode(), expected=found.tag if found else None)
+    found = target.read(targets.LEASE)
+    target.replace(targets.LEASE, holder.encode(), expected=found.tag if found else None)
 
 
 class Clock:
@@ -206,8 +206,8 @@ class Clock:
     ahead = 0.0
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        real = lease.clock
-        monkeypatch.setattr(lease, "clock", lambda: real() + self.ahead)
+        real = targets.clock
+        monkeypatch.setattr(targets, "clock", lambda: real() + self.ahead)
 
 
 def test_another_writer_is_waited_for_and_then_named(world: ChannelWorld, heard: Recorder) -> None:
@@ -231,12 +231,12 @@ def test_a_lease_that_nobody_writes_again_is_taken_over(
     clock, looks = Clock(monkeypatch), iter(range(1, 4))
 
     def look(_: float) -> None:
-        clock.ahead += lease.LASTS_S / 2
+        clock.ahead += targets.LEASE_LASTS_S / 2
         if alive and (number := next(looks, None)):
             held(world, f"elsewhere:1:{number}")
 
-    monkeypatch.setattr(lease.time, "sleep", look)
-    patient = replace(world.publisher(), patience_s=lease.LASTS_S * 1.4)
+    monkeypatch.setattr(targets.time, "sleep", look)
+    patient = replace(world.publisher(), patience_s=targets.LEASE_LASTS_S * 1.4)
     if alive:
         with pytest.raises(LostRaceError, match="because elsewhere:1:"):
             world.promote("2", publisher=patient)
@@ -258,7 +258,7 @@ def test_a_writer_that_was_stopped_for_too_long_moves_no_pointer(
             if path.endswith("snapshot.json"):
                 held(world)
                 held(world, "")
-                clock.ahead += lease.LASTS_S
+                clock.ahead += targets.LEASE_LASTS_S
 
     with pytest.raises(LostRaceError):
         world.promote("2", publisher=world.publisher(Stopped(world.published)))

@@ -23,10 +23,10 @@ from prune_kit import (
 )
 
 from sparkwright.base.errors import LostRaceError, SignatureError, TamperedError
-from sparkwright.publish import lease
+from sparkwright.publish import target as targets
 from sparkwright.publish.channel import ChannelAction, ChannelState, ListedWheel, metadata_path
-from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.prune import unit_of
+from sparkwright.publish.target import FolderTarget
 
 DAYS = 24
 AARCH64, X86_64 = "py3-none-manylinux_2_28_aarch64", "py3-none-manylinux_2_28_x86_64"
@@ -107,7 +107,7 @@ def test_a_prune_with_nothing_to_do_writes_nothing(world: ChannelWorld) -> None:
     world.promote("0.24.1")
     files = {path: path.stat().st_mtime_ns for path in world.published.rglob("*") if path.is_file()}
     pruner(world, hours=HOURS).prune()
-    files.pop(world.published / lease.PATH)
+    files.pop(world.published / targets.LEASE)
     assert files == {path: path.stat().st_mtime_ns for path in files}
     empty = world.folder / "empty"
     empty.mkdir()
@@ -269,8 +269,8 @@ def test_a_protocol_with_a_part_missing_is_found_out(
 
         monkeypatch.setattr(FolderTarget, "files", files)
     else:
-        monkeypatch.setattr(lease.Lease, "__enter__", lambda self: self)
-        monkeypatch.setattr(lease.Lease, "_write", lambda *_: None)
+        monkeypatch.setattr(targets.Lease, "__enter__", lambda self: self)
+        monkeypatch.setattr(targets.Lease, "_write", lambda *_: None)
     seed = ChannelWorld(tmp_path / "seed")
     world_with_spare(seed, FolderTarget(seed.published))
 
@@ -291,15 +291,15 @@ def test_a_pruner_that_is_held_up_removes_nothing_more(
 ) -> None:
     target = FolderTarget(world.published)
     world_with_spare(world, target)
-    real, clock, removed = FolderTarget.remove, lease.clock, []
+    real, clock, removed = FolderTarget.remove, targets.clock, []
 
     def slow(self: FolderTarget, path: str) -> None:
         """Be stopped until the lease is another one's."""
         real(self, path)
         if not removed:
-            found = target.read(lease.PATH)
-            target.replace(lease.PATH, b"elsewhere:1:ab", expected=found.tag)
-            monkeypatch.setattr(lease, "clock", lambda: clock() + lease.LASTS_S)
+            found = target.read(targets.LEASE)
+            target.replace(targets.LEASE, b"elsewhere:1:ab", expected=found.tag)
+            monkeypatch.setattr(targets, "clock", lambda: clock() + targets.LEASE_LASTS_S)
         removed.append(unit_of(path))
 
     monkeypatch.setattr(FolderTarget, "remove", slow)
@@ -307,7 +307,7 @@ def test_a_pruner_that_is_held_up_removes_nothing_more(
         pruner(world, hours=HOURS).prune()
     monkeypatch.undo()
     assert len(set(removed)) == 1
-    (world.published / lease.PATH).write_bytes(b"")
+    (world.published / targets.LEASE).write_bytes(b"")
     pruner(world, hours=HOURS + 1).prune()
     assert SPARE not in versions_at(world)
     verify(world)
@@ -338,7 +338,7 @@ def test_a_pruner_that_is_killed_anywhere_leaves_the_rest_to_the_next(tmp_path: 
         except KilledError:
             pass
         assert broken_links(world, target, "nightly") == []
-        (world.published / lease.PATH).unlink(missing_ok=True)  # as if it had ended
+        (world.published / targets.LEASE).unlink(missing_ok=True)  # as if it had ended
         pruner(world, hours=HOURS + 1).prune()
         assert versions_at(world) == {f"0.24.{number}" for number in (1, 2, 3, 4)}
         verify(world)

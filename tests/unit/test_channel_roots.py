@@ -15,9 +15,8 @@ from tuf.api.metadata import Metadata
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import ReplayedChannelError, SignatureError, UntrustedKeyError
 from sparkwright.cli.main import main
-from sparkwright.publish.folder_target import FolderTarget
-from sparkwright.publish.keys import load_publisher, rotate_key
-from sparkwright.publish.roots import OURS, ChannelRoot, read_root
+from sparkwright.publish.keys import OURS, ChannelRoot, load_publisher, read_root, rotate_key
+from sparkwright.publish.target import FolderTarget
 from sparkwright.publish.trust import place_of
 
 ROLES = ("root", "timestamp", "snapshot", "targets")

@@ -11,9 +11,9 @@ from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import PublishError
 from sparkwright.publish.channel import ChannelState
 from sparkwright.publish.evidence import Candidate, gather
-from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.index import describe
-from sparkwright.publish.offer import requirements
+from sparkwright.publish.reader import requirements
+from sparkwright.publish.target import FolderTarget
 
 VERSION = "0.24.0+spark.1"
 RUNTIME = b"torch==2.11.0 --hash=sha256:" + b"0" * 64 + b"\n"

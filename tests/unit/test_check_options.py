@@ -17,7 +17,7 @@ from sparkwright.engine.child import check_options
 from sparkwright.engine.release import AskedRelease, CheckedRecipe
 from sparkwright.recipes.recipe import Recipe
 from sparkwright.recipes.release_options import Problem, Question, question_of
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 # Answers as the child does: refuses a template that is not there.
 PROGRAM = """

@@ -12,18 +12,18 @@ from small_extension import make_builder
 from unit_kit import make_toolchain
 
 from sparkwright.base.errors import NativeBuildError
-from sparkwright.companion.asking import (
+from sparkwright.companion.build import Places, compile_modules, configure_modules
+from sparkwright.companion.generators import (
     Command,
     DescribedModule,
     Description,
     GeneratorSite,
     describe_modules,
+    source_tree,
 )
-from sparkwright.companion.compiling import Places, compile_modules, configure_modules
-from sparkwright.companion.tree import source_tree
 from sparkwright.native.model import Inputs, Target, Toolchain
+from sparkwright.upstream.network import IndexSettings
 from sparkwright.upstream.releases import Access
-from sparkwright.upstream.settings import IndexSettings
 
 GXX = Path("/usr/bin/g++")
 NINJA = Path(sysconfig.get_path("scripts")) / "ninja"

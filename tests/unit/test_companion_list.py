@@ -10,9 +10,8 @@ from checkpoint_kit import DENSE, NEMOTRON, QWEN_27B, QWEN_35B
 from msgspec import structs
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
-from sparkwright.companion.build import CompiledKernels
+from sparkwright.companion.build import CompiledKernels, record_of
 from sparkwright.companion.model import CompanionSpec, load_companion
-from sparkwright.companion.wheel import record_of
 from sparkwright.native.model import Configuration, Target
 from sparkwright.recipes.recipe import Recipe, load_recipe, recipes
 from sparkwright.serve.preflight.kv_plan import BLOCK, KvOptions, plan_kv

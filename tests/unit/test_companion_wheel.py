@@ -15,12 +15,11 @@ import wheelkit
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import AuditError, ConfigError, WheelError
-from sparkwright.companion.choosing import FoundCompanion, companion_for
 from sparkwright.companion.inspection import CompanionAudit, audit_companion
-from sparkwright.companion.wheel import write_companion
+from sparkwright.companion.wheel import FoundCompanion, companion_for, write_companion
 from sparkwright.engine.offered import built_wheel
 from sparkwright.native.model import Target
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 from sparkwright.wheel.names import parse_name
 
 

@@ -19,9 +19,7 @@ from sparkwright.base.config import decode_json
 from sparkwright.base.errors import ClusterError, CompileError, ConfigError, StorageError
 from sparkwright.base.ssh import SshHost, parse_host
 from sparkwright.cli import worker as worker_command
-from sparkwright.distributed.address import parse_cluster
 from sparkwright.distributed.cluster import Machine, ThisMachine, Work
-from sparkwright.distributed.inputs import bring_files, share_json
 from sparkwright.distributed.tasks import (
     Done,
     Failed,
@@ -31,10 +29,13 @@ from sparkwright.distributed.tasks import (
     TaskLostError,
     WorkerMessage,
     WorkerSettings,
+    bring_files,
     own_code,
+    parse_cluster,
+    share_json,
 )
 from sparkwright.distributed.worker import TaskRunner, serve
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 # Addresses ----------------------------------------------------------------------------------------------
 

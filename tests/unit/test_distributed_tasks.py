@@ -13,7 +13,7 @@ from sparkwright.git.repository import Repository, open_repository
 from sparkwright.git.trees import FileEntry, import_files, unpack_tree
 from sparkwright.native.model import Cost, Unit
 from sparkwright.pipeline.remote_units import _batches, packed
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.runner import run_task
 

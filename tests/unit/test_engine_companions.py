@@ -11,7 +11,7 @@ from sparkwright.engine.flashinfer import LISTS, choose_companion, with_companio
 from sparkwright.engine.runtime import ExactRequirements
 from sparkwright.native.model import Target
 from sparkwright.recipes.recipe import Recipe
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 RECIPE = Recipe(format=1, name="r", title="R", model="m")
 _LIST = """\

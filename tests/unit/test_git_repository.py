@@ -20,7 +20,7 @@ from sparkwright.git.trees import (
     merge_trees,
     patch_tree,
 )
-from sparkwright.store import remove_tree
+from sparkwright.store.disk import remove_tree
 
 EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 

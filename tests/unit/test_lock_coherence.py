@@ -12,8 +12,7 @@ from sparkwright.base.config import parse_toml
 from sparkwright.base.errors import LockMismatchError
 from sparkwright.lock.bump import rewrite
 from sparkwright.lock.check import CudaEvidence, check_native, require_native
-from sparkwright.lock.model import LOCK_FORMAT, Lock
-from sparkwright.lock.native import SourcePin
+from sparkwright.lock.model import LOCK_FORMAT, Lock, SourcePin
 from sparkwright.pipeline.checkout import open_checkout
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from kit import DELETED, Scene
 from sparkwright.merge import hazards, sides
 from sparkwright.merge.modules import read_module
 from sparkwright.merge.report import MergeReport, Outcome, OutcomeKind
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 FILE = "vllm/cache.py"
 OTHER = "vllm/other.py"

@@ -15,7 +15,7 @@ from sparkwright.git.repository import Repository
 from sparkwright.git.trees import FileEntry, patch_tree
 from sparkwright.native.build import Builder, build_extension, compile_units, configured, forecast
 from sparkwright.native.model import Inputs, SourceTree
-from sparkwright.store import Store, open_store
+from sparkwright.store.paths import Store, open_store
 
 # Of the same sources, a second extension.
 _TWO = """

@@ -19,8 +19,7 @@ from small_release import make_release
 from sparkwright.base.errors import ConfigError, FetchError, LockMismatchError
 from sparkwright.lock.bump import rewrite
 from sparkwright.lock.check import check_native
-from sparkwright.lock.model import Dependency
-from sparkwright.lock.native import Binary, Candidate, ExtensionSpec, SourcePin
+from sparkwright.lock.model import Binary, Candidate, Dependency, ExtensionSpec, SourcePin
 from sparkwright.native.bump import NextSources, next_extensions, propose_native
 from sparkwright.native.bump_toolkit import next_toolkit
 from sparkwright.native.sources import gather_sources

@@ -10,8 +10,7 @@ from unit_kit import make_toolchain
 
 from sparkwright.git.repository import Repository
 from sparkwright.git.trees import FileEntry, patch_tree
-from sparkwright.lock.model import Artifact
-from sparkwright.lock.native import SourcePin
+from sparkwright.lock.model import Artifact, SourcePin
 from sparkwright.native import configure
 from sparkwright.native.configure import (
     Workspace,

@@ -9,10 +9,10 @@ from unit_kit import make_toolchain
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.lock.cmake import read_by_cmake
-from sparkwright.lock.native import ExtensionSpec, SourcePin
+from sparkwright.lock.model import ExtensionSpec, SourcePin
 from sparkwright.native.build import extension_key, find_extension, record_extension
 from sparkwright.native.model import Extension, Inputs, SourceTree, Target
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 SOURCES = {"cutlass": "1", "flash": "2", "flash-cutlass": "3", "inner": "4", "other": "5"}
 PINS = {

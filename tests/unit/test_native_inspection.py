@@ -23,7 +23,7 @@ from sparkwright.native.elf import exports, honest_platform, over_platform, read
 from sparkwright.native.inspection import Inspector, Surroundings, inspect, resolve, unprovided
 from sparkwright.native.model import Extension
 from sparkwright.pipeline.kernels import foreign_extensions, not_native
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 # ELF ---------------------------------------------------------------------------------------
 

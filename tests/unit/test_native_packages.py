@@ -206,11 +206,11 @@ def test_without_a_network(tmp_path, access, index):
 TWO = """
 import sys
 from pathlib import Path
-from sparkwright.lock.native import Package
+from sparkwright.lock.model import Package
 from sparkwright.native.packages import unpack_package
-from sparkwright.store import open_store
+from sparkwright.store.paths import open_store
 from sparkwright.upstream.releases import Access
-from sparkwright.upstream.settings import IndexSettings
+from sparkwright.upstream.network import IndexSettings
 home, url, name, sha256, size = sys.argv[1:]
 access = Access(open_store(Path(home)), None, IndexSettings(index_url=url))
 print(unpack_package(access, Package(filename=name, sha256=sha256, size=int(size))))

@@ -25,7 +25,7 @@ from sparkwright.native.schedule import (
     plan_jobs,
     time_left,
 )
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 FREE = MachineSnapshot(cores=4, total_mib=16000, available_mib=10000, pressure=Pressure())
 LIMITS = JobLimits(jobs=4, reserve_mib=1000)

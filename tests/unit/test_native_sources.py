@@ -12,7 +12,7 @@ from small_release import make_release
 
 from sparkwright.base.errors import ConfigError, LockMismatchError, UnknownNameError
 from sparkwright.git.trees import FileEntry
-from sparkwright.lock.native import Candidate, SourcePin
+from sparkwright.lock.model import Candidate, SourcePin
 from sparkwright.native.sources import find_sources, gather_sources, keep_source
 from sparkwright.pipeline.kernels import gather
 

@@ -14,7 +14,7 @@ from unit_kit import COST, FILES, SOURCE, Project, make_toolchain
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.native.model import Toolchain
 from sparkwright.native.units import missing_units, parse_depfile, read_depfile
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 
 @pytest.fixture
@@ -358,7 +358,7 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from unit_kit import FILES, Project, make_toolchain
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 home, place, first = Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
 toolchain, made = make_toolchain(place), []
 for number in range(first, first + 4):

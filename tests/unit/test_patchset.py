@@ -18,8 +18,7 @@ from sparkwright.carries.patchset import (
     with_carry,
     with_next_revision,
 )
-from sparkwright.lock.model import Artifact, Lock, Release
-from sparkwright.lock.native import NativePin
+from sparkwright.lock.model import Artifact, Lock, NativePin, Release
 from sparkwright.pipeline.checkout import open_checkout, series_names
 
 ROOT = Path(__file__).parents[2]

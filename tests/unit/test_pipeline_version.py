@@ -12,8 +12,7 @@ from msgspec.structs import replace
 from native_kit import native_tables, offer_toolkit
 from packaging.version import Version
 
-from sparkwright.lock.model import read_lock
-from sparkwright.lock.native import Binary, ExtensionSpec
+from sparkwright.lock.model import Binary, ExtensionSpec, read_lock
 from sparkwright.native import inspection
 from sparkwright.pipeline.moves import with_measured
 from sparkwright.pipeline.record import native_expectation, native_version, version_of

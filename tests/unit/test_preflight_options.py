@@ -14,7 +14,7 @@ from sparkwright.engine.release import ReleaseAnswer, ask_installed
 from sparkwright.recipes.release_options import Problem, Question
 from sparkwright.serve.preflight.finding import Finding
 from sparkwright.serve.preflight.run import run_preflight
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 CHECKS = {"options", "dead-variable", "deprecated-flag"}
 PROBLEMS = {

@@ -24,7 +24,7 @@ from sparkwright.probe.proof import (
     read_proofs,
     write_proof,
 )
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 CACHE = "vllm/cache.py"
 PACKAGE: dict[str, Content] = {
@@ -300,7 +300,7 @@ def test_a_proof_is_found_again_and_only_while_it_holds(bench: Bench) -> None:
 
 
 def test_a_recorded_proof_is_taken_without_the_store_and_not_when_it_is_anothers(bench, tmp_path):
-    from sparkwright.store import open_store
+    from sparkwright.store.paths import open_store
 
     carry = bench.carry(GOOD)
     proof = bench.prover().prove(carry, [CACHE])

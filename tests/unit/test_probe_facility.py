@@ -20,7 +20,7 @@ from sparkwright.merge.report import MergedSource
 from sparkwright.probe import environment as environment_module
 from sparkwright.probe.judge import Prover
 from sparkwright.probe.proof import ProbeVerdict
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 STAND_IN = """
 import json, os, pathlib, sys

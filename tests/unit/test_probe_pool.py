@@ -19,7 +19,7 @@ from sparkwright.probe import runner
 from sparkwright.probe.judge import Prover
 from sparkwright.probe.pool import ProbePool
 from sparkwright.probe.proof import ProbeVerdict, Proof
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 CACHE = "vllm/cache.py"
 PACKAGE: dict[str, Content] = {"vllm/__init__.py": "", CACHE: "def size(n):\n    return n\n"}

@@ -8,7 +8,7 @@ from kit import Content, make_tree
 from sparkwright.base.errors import NotInStoreError
 from sparkwright.probe import environment as environment_module
 from sparkwright.probe.environment import prepare_environment, tree_folder
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 CACHE = "vllm/cache.py"
 PACKAGE: dict[str, Content] = {

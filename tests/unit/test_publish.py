@@ -14,8 +14,7 @@ import wheelkit
 from kit import Recorder
 
 from sparkwright.base.errors import ArchiveError, PublishError, WheelError
-from sparkwright.publish import publish, wheels_in
-from sparkwright.publish.index import BEGINNING, PublishedFile, project_page
+from sparkwright.publish.index import BEGINNING, PublishedFile, project_page, publish, wheels_in
 
 
 def wheel(folder: Path, version: str, project: str = "vllm", requires: str = ">=3.10") -> Path:

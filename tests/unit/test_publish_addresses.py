@@ -8,9 +8,9 @@ import sys
 import pytest
 
 from sparkwright.base.errors import ConfigError, ToolError
-from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.places import open_target
 from sparkwright.publish.s3_target import S3Target
+from sparkwright.publish.target import FolderTarget
 
 WHEEL = "files/vllm-1.0+a-py3-none-any.whl"
 

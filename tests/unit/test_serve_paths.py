@@ -6,8 +6,8 @@ import os
 import time
 
 from sparkwright.serve.caches import caches_of, new_run_folder
-from sparkwright.store import Store
-from sparkwright.store.survey import survey
+from sparkwright.store.paths import Store
+from sparkwright.store.upkeep import survey
 
 
 def test_the_newest_runs_are_kept_and_none_that_goes_on(store: Store) -> None:

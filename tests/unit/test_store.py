@@ -15,7 +15,8 @@ from kit import finish, python
 
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import DigestError
-from sparkwright.store import Store, open_store, remove_tree, write_atomically
+from sparkwright.store.disk import remove_tree, write_atomically
+from sparkwright.store.paths import Store, open_store
 
 
 def dead_process() -> int:
@@ -106,7 +107,8 @@ KILLED_AT = """
 import os, sys
 from pathlib import Path
 from sparkwright.base.digests import sha256_bytes
-from sparkwright.store import Store, write_atomically
+from sparkwright.store.paths import Store
+from sparkwright.store.disk import write_atomically
 place, step = Path(sys.argv[1]), sys.argv[2]
 die = lambda *_, **__: os.kill(os.getpid(), 9)
 owner = os if step == "fsync" else Path
@@ -233,7 +235,7 @@ def test_runs_that_sweep_at_once_all_open_the_store(tmp_path: Path) -> None:
         (dead / f"{number}" / "deep").mkdir(parents=True)
         (dead / f"{number}" / "file").touch()
     script = (
-        "import sys; from pathlib import Path; from sparkwright.store import open_store\n"
+        "import sys; from pathlib import Path; from sparkwright.store.paths import open_store\n"
         "open_store(Path(sys.argv[1]))"
     )
     for process in [python(script, store.home) for _ in range(4)]:
@@ -258,7 +260,7 @@ def test_publishing_a_folder_keeps_the_first(store: Store) -> None:
 REMOVE = """
 import os, sys
 from pathlib import Path
-from sparkwright.store import remove_tree
+from sparkwright.store.disk import remove_tree
 if os.getuid() == 0:
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
 remove_tree(Path(sys.argv[1]))

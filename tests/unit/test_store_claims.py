@@ -6,8 +6,7 @@ import time
 
 import pytest
 
-from sparkwright.store.prune import PruneLimits, prune
-from sparkwright.store.survey import survey
+from sparkwright.store.upkeep import PruneLimits, prune, survey
 
 OLD = time.time() - 9 * 86400
 
@@ -28,7 +27,7 @@ def test_a_folder_that_is_claimed_stays_or_is_seen_to_be_gone(store, monkeypatch
     entries = survey(store, ())
     with store.running():
         if looked:
-            monkeypatch.setattr("sparkwright.store.prune.emit", claim_now)
+            monkeypatch.setattr("sparkwright.store.upkeep.emit", claim_now)
         else:
             claiming.start()
             claiming.join()

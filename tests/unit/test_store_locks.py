@@ -10,14 +10,15 @@ import pytest
 from kit import Recorder, finish, python, small_disk
 
 from sparkwright.base.errors import BusyError, StorageError
-from sparkwright.store import Store, default_home, hold, open_store, storing
+from sparkwright.store.disk import hold, storing
+from sparkwright.store.paths import Store, default_home, open_store
 
 # Locks -------------------------------------------------------------------------------------
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from sparkwright.store import hold
+from sparkwright.store.disk import hold
 with hold(Path(sys.argv[1]), "the thing"):
     print("held", flush=True)
     sys.stdin.readline() if sys.argv[2] == "wait" else time.sleep(float(sys.argv[2]))
@@ -89,7 +90,7 @@ FILL = """
 import sys
 from pathlib import Path
 from sparkwright.base.errors import StorageError
-from sparkwright.store import open_store
+from sparkwright.store.paths import open_store
 store = open_store(Path(sys.argv[1]))
 store.put_record("kind", "small", {"old": True})
 big = {"data": "x" * (1 << 20)}

@@ -15,14 +15,12 @@ from store_servers import HostileStore, Misbehaviour, basic, hostile_store
 
 from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.lock.model import Artifact
-from sparkwright.store import Store, open_store
-from sparkwright.store.remote import RemoteSettings, RemoteTier
-from sparkwright.store.remote.entries import TRAVELLING, place_of
-from sparkwright.store.remote.keys import require_key
-from sparkwright.store.remote.settings import RemoteLimits
-from sparkwright.store.remote.tier import RemoteReport
+from sparkwright.store.paths import Store, open_store
+from sparkwright.store.remote.entries import TRAVELLING, place_of, require_key
+from sparkwright.store.remote.settings import RemoteLimits, RemoteSettings
+from sparkwright.store.remote.tier import RemoteReport, RemoteTier
 from sparkwright.upstream.download import fetch_artifact
-from sparkwright.upstream.settings import IndexSettings
+from sparkwright.upstream.network import IndexSettings
 
 LIMITS = RemoteLimits(stall_s=20)
 HASTY = RemoteLimits(stall_s=1, least_rate=100_000)

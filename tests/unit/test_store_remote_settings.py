@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from sparkwright.base.errors import ConfigError, NewerFormatError
-from sparkwright.store.remote import RemoteSettings, RemoteTier, read_remote_settings
-from sparkwright.store.remote.keys import WriterKey, find_key, require_key
-from sparkwright.store.remote.settings import RemoteLimits
+from sparkwright.store.remote.entries import WriterKey, find_key, require_key
+from sparkwright.store.remote.settings import RemoteLimits, RemoteSettings, read_remote_settings
+from sparkwright.store.remote.tier import RemoteTier
 
 URL = "https://store.example.org/team"
 SECRET = "planted-pass-word"  # noqa: S105

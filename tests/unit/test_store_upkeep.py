@@ -15,11 +15,18 @@ from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import LostFileError, StorageError
 from sparkwright.cli.output import events_kept
 from sparkwright.probe.environment import bytecode_folder
-from sparkwright.store import Store, note_use
-from sparkwright.store.prune import Pruned, PruneLimits, prune
-from sparkwright.store.survey import survey, totals
-from sparkwright.store.usage import NOTED_EVERY_S, last_used, oldest_run
-from sparkwright.store.verify import remove_faults, unsound, verify
+from sparkwright.store.paths import Store
+from sparkwright.store.upkeep import (
+    Pruned,
+    PruneLimits,
+    prune,
+    remove_faults,
+    survey,
+    totals,
+    unsound,
+    verify,
+)
+from sparkwright.store.usage import NOTED_EVERY_S, last_used, note_use, oldest_run
 
 DAY = 86400.0
 
@@ -87,7 +94,7 @@ def test_what_comes_in_counts_as_used_whatever_its_times_say(store: Store, tmp_p
 RUN = """
 import sys
 from pathlib import Path
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 store = Store(Path(sys.argv[1]))
 with store.running():
     for digest in sys.argv[2:]:
@@ -280,7 +287,7 @@ WAIT = """
 import sys
 from pathlib import Path
 from sparkwright.base.events import subscribe
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 with subscribe(lambda event: print(event.kind, flush=True)), Store(Path(sys.argv[1])).running():
     print("running", flush=True)
 """
@@ -296,7 +303,7 @@ def test_no_run_starts_while_things_are_removed(store: Store, monkeypatch: pytes
         assert process.stdout is not None
         said.append((process, process.stdout.readline(), oldest_run(store.runs)))
 
-    monkeypatch.setattr("sparkwright.store.prune.emit", start_a_run)
+    monkeypatch.setattr("sparkwright.store.upkeep.emit", start_a_run)
     assert paths(pruned(store, size=0).removed) == {path}
     ((process, first, seen),) = said
     assert (first, seen) == ("lock.waiting\n", None)

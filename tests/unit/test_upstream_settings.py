@@ -5,14 +5,14 @@ import os
 import pytest
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.upstream import settings
-from sparkwright.upstream.settings import IndexSettings, read_settings
+from sparkwright.upstream import network
+from sparkwright.upstream.network import IndexSettings, read_settings
 
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     """An environment whose every configuration file lies in a folder of ours."""
-    monkeypatch.setattr(settings, "_MACHINE_FILE", tmp_path / "machine.conf")
+    monkeypatch.setattr(network, "_MACHINE_FILE", tmp_path / "machine.conf")
     return {
         "HOME": str(tmp_path / "home"),
         "XDG_CONFIG_DIRS": str(tmp_path / "etc"),

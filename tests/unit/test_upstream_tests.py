@@ -14,7 +14,7 @@ from sparkwright.probe import upstream_tests
 from sparkwright.probe.pool import ProbePool
 from sparkwright.probe.upstream_choice import choose_tests
 from sparkwright.probe.upstream_tests import UpstreamGate, UpstreamTest, read_record, reason_of, write_record
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 Gates = Callable[..., UpstreamGate]
 

@@ -8,8 +8,7 @@ import pytest
 from sparkwright.base.errors import MissingEvidenceError
 from sparkwright.cli.verify import _attach
 from sparkwright.engine.findings import Finding, Verdict
-from sparkwright.publish.evidence import require_evidence
-from sparkwright.publish.policy import ChannelPolicy
+from sparkwright.publish.evidence import ChannelPolicy, require_evidence
 from sparkwright.verify.journal import Run
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.results import Results

@@ -8,8 +8,7 @@ import pytest
 from simulator_kit import settings
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
-from sparkwright.lock.model import read_lock
-from sparkwright.publish.series import series_of
+from sparkwright.lock.model import read_lock, series_of
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.simulator.faults import FAULTS, Faults, parse_faults
 from sparkwright.verify.simulator.log import (

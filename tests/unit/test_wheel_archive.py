@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sparkwright.base.errors import ArchiveError
 from sparkwright.native.elf import read_elf
 from sparkwright.native.inspection import Inspector, Surroundings
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 from sparkwright.wheel.archive import MOST_TEXT, Archive, open_archive
 from sparkwright.wheel.binaries import resolution_of
 from sparkwright.wheel.rewrite import Kept, Range, Stored, layout, write_parts

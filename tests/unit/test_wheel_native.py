@@ -15,11 +15,11 @@ from native_case import FA3, HERE, IMAGES, INFO, RS, SPIN, C, Case, extension, f
 
 from sparkwright.base.digests import to_json
 from sparkwright.base.errors import NativeInputsError, ToolError, WheelError
-from sparkwright.lock.native import Binary, DroppedBinary
+from sparkwright.lock.model import Binary, DroppedBinary
 from sparkwright.native.device_code import Tally
 from sparkwright.native.elf import honest_platform, read_elf
 from sparkwright.native.inspection import Inspector
-from sparkwright.store import Store, open_store
+from sparkwright.store.paths import Store, open_store
 from sparkwright.wheel.assemble import BinarySource, assemble
 from sparkwright.wheel.audit import audit
 from sparkwright.wheel.binaries import Expectation

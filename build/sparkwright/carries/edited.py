@@ -15,7 +15,7 @@ from sparkwright.base.events import task, warn
 from sparkwright.base.text import few, line_ends
 from sparkwright.git.repository import LINK, Repository, TreeEntry
 from sparkwright.git.trees import FileEntry, blob_id, check_out, patch_tree
-from sparkwright.store import remove_tree, storing
+from sparkwright.store.disk import remove_tree, storing
 
 # What tools and editors leave behind, by the patterns of its names.
 _LEFT_FOLDERS = (

@@ -15,7 +15,8 @@ from sparkwright.carries.patch import parse_patch
 from sparkwright.git.remotes import check_ref, fetch, list_remote
 from sparkwright.git.repository import open_repository
 from sparkwright.lock.model import Lock
-from sparkwright.store import Store, remove_tree, storing, write_atomically
+from sparkwright.store.disk import remove_tree, storing, write_atomically
+from sparkwright.store.paths import Store
 
 _PROBE_FILE = "probe.py"
 _PROBE = '''\

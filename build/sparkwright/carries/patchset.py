@@ -24,8 +24,7 @@ from sparkwright.base.config import Model, load_toml, parse_toml, to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError, DependencyOrderError, unknown_name
 from sparkwright.carries.model import Carry, Name, load_carries
-from sparkwright.lock.model import Lock, SeriesName
-from sparkwright.lock.native import NativePin
+from sparkwright.lock.model import Lock, NativePin, SeriesName
 
 # The policy of channels lies beside the patchsets.
 _POLICY = "channels"

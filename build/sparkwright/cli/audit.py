@@ -14,12 +14,12 @@ from sparkwright.cli.globals import Command, takes
 from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.companion.inspection import CompanionAudit
-from sparkwright.companion.package import is_companion
+from sparkwright.companion.wheel import is_companion
 from sparkwright.native.device_code import KernelClass, Tally
 from sparkwright.pipeline.expected_record import expectation_of
 from sparkwright.pipeline.options import TargetOptions
-from sparkwright.publish import dist_folder
 from sparkwright.publish.evidence import attach_audit
+from sparkwright.publish.index import dist_folder
 from sparkwright.wheel.audit import AuditReport, audit
 
 

@@ -36,7 +36,7 @@ from sparkwright.merge.landing import idle, unshippable
 from sparkwright.merge.prepare import CarryEditor, prepare, pull_change, require_editable
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.options import TargetOptions
-from sparkwright.store import remove_tree, write_atomically
+from sparkwright.store.disk import remove_tree, write_atomically
 
 _SHOWN = 30
 _CONTEXT = 3

@@ -21,25 +21,28 @@ from sparkwright.cli.globals import Group
 from sparkwright.cli.options import reading_options, together
 from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_read_only
-from sparkwright.publish import dist_folder
 from sparkwright.publish.channel import CHANNELS, ChannelState, channel_names, require_channel_name
 from sparkwright.publish.channel import history as history_of
-from sparkwright.publish.evidence import FOLDER, gather
-from sparkwright.publish.folder_target import FolderTarget
-from sparkwright.publish.keys import ChannelKeys, load_publisher, published_root, rotate_key
-from sparkwright.publish.offer import newest_fitting
-from sparkwright.publish.offer import requirements as requirements_of
+from sparkwright.publish.evidence import (
+    FOLDER,
+    POLICY_FILE,
+    ChannelPolicy,
+    gather,
+    load_policies,
+    load_policy,
+)
+from sparkwright.publish.index import dist_folder
+from sparkwright.publish.keys import ChannelKeys, ChannelRoot, load_publisher, published_root, rotate_key
 from sparkwright.publish.places import open_mirror, open_target
-from sparkwright.publish.policy import POLICY_FILE, ChannelPolicy, load_policies, load_policy
 from sparkwright.publish.promote import ChannelPublisher
 from sparkwright.publish.prune import Pruner
+from sparkwright.publish.reader import WheelChoice, newest_fitting, require_listed, verify_channel
+from sparkwright.publish.reader import requirements as requirements_of
 from sparkwright.publish.repository import read_unverified
-from sparkwright.publish.roots import ChannelRoot
-from sparkwright.publish.target import Target
+from sparkwright.publish.target import FolderTarget, Target
 from sparkwright.publish.trust import default_trust, place_of
-from sparkwright.publish.verification import WheelChoice, require_listed, verify_channel
-from sparkwright.store import storing, write_atomically
-from sparkwright.upstream.settings import read_settings
+from sparkwright.store.disk import storing, write_atomically
+from sparkwright.upstream.network import read_settings
 
 R = TypeVar("R")
 

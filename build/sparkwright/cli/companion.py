@@ -13,9 +13,8 @@ from sparkwright.cli.globals import Command, taking
 from sparkwright.cli.options import out_option
 from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import WORK, Session, run_in_session
-from sparkwright.companion.build import CompanionJob
+from sparkwright.companion.build import CompanionJob, audited, make_companion
 from sparkwright.companion.inspection import CompanionAudit
-from sparkwright.companion.make import audited, make_companion
 from sparkwright.companion.model import CompanionSpec, load_companion
 from sparkwright.companion.wheel import read_companion
 from sparkwright.engine.flashinfer import LISTS
@@ -23,8 +22,8 @@ from sparkwright.lock.check import require_native
 from sparkwright.native.model import Target
 from sparkwright.pipeline.options import DEFAULT_PLATFORM
 from sparkwright.probe.environment import prepare_environment
-from sparkwright.publish import dist_folder, publish
 from sparkwright.publish.evidence import attach_audit
+from sparkwright.publish.index import dist_folder, publish
 from sparkwright.recipes.recipe import load_recipe
 
 _OPEN = " (not compiled ahead: its arguments are not known)"

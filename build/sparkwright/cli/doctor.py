@@ -27,9 +27,8 @@ from sparkwright.serve.preflight.facts import PreflightRequest
 from sparkwright.serve.preflight.finding import refusal
 from sparkwright.serve.preflight.hub import Hub
 from sparkwright.serve.preflight.run import inspect_start
-from sparkwright.upstream.commit_index import list_wheels
-from sparkwright.upstream.index import find
-from sparkwright.upstream.settings import read_settings
+from sparkwright.upstream.index import find, list_wheels
+from sparkwright.upstream.network import read_settings
 
 _NEEDED_BYTES = 3 << 30
 _INDEX_REMEDY = "check pip's index-url and extra-index-url"

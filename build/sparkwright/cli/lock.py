@@ -28,8 +28,8 @@ from sparkwright.pipeline.checkout import new_checkout, require_fit
 from sparkwright.pipeline.moves import learn, move_lock
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, TargetOptions
 from sparkwright.pipeline.pins import is_release, pin_of
-from sparkwright.publish import dist_folder
-from sparkwright.store import write_atomically
+from sparkwright.publish.index import dist_folder
+from sparkwright.store.disk import write_atomically
 from sparkwright.upstream.commits import gather_commit
 from sparkwright.upstream.evidence import gather, gather_cuda
 

@@ -18,7 +18,7 @@ from sparkwright.nightly.deliver import Delivered, deliver, last_night
 from sparkwright.nightly.follow import NightOptions, follow
 from sparkwright.nightly.model import Judgement, Night, NightState
 from sparkwright.pipeline.options import TargetOptions
-from sparkwright.store import hold
+from sparkwright.store.disk import hold
 from sparkwright.verify.runner import VERIFIER
 
 _NOTHING_NEW = 94

@@ -17,7 +17,7 @@ from sparkwright.base.errors import ToolError
 from sparkwright.cli.globals import takes
 from sparkwright.cli.terminal import showing_events
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, CompileOptions, TargetOptions
-from sparkwright.publish.folder import VARIABLE
+from sparkwright.publish.index import DIST_VARIABLE
 from sparkwright.recipes.recipe import recipes
 
 _MOST = 1_000_000  # requests at a time, or a second
@@ -116,7 +116,7 @@ _COMPILING = (
 out_option = click.option(
     "--out",
     type=click.Path(path_type=Path),
-    help=f"Folder for wheels and their index; {VARIABLE}, or dist/ in the checkout, by default.",
+    help=f"Folder for wheels and their index; {DIST_VARIABLE}, or dist/ in the checkout, by default.",
 )
 
 

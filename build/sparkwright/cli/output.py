@@ -122,7 +122,7 @@ def crashes_kept(folder: Path) -> Iterator[None]:
 @contextlib.contextmanager
 def events_kept(folder: Path, instead: str = "point SPARKWRIGHT_HOME to another disk") -> Iterator[None]:
     """Write the events of the block into *folder*, and the traceback of an unexpected exception."""
-    from sparkwright.store import storing
+    from sparkwright.store.disk import storing
 
     with storing(f"writing to {folder}", instead=instead):
         log = JsonlSink(folder / EVENTS)

@@ -8,7 +8,7 @@ from sparkwright.carries.patchset import BuildSpec, with_next_revision
 from sparkwright.cli.globals import Group, takes, taking
 from sparkwright.cli.result import Result
 from sparkwright.cli.session import Session, run_in_clone
-from sparkwright.store import write_atomically
+from sparkwright.store.disk import write_atomically
 
 BUMP = "sparkwright patchset bump"
 

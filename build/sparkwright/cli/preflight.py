@@ -12,7 +12,7 @@ from sparkwright.serve.preflight.checkpoint import find_folder
 from sparkwright.serve.preflight.facts import AskOptions, PreflightRequest
 from sparkwright.serve.preflight.finding import Finding, warn_or_refuse
 from sparkwright.serve.preflight.run import run_preflight
-from sparkwright.store import open_store
+from sparkwright.store.paths import open_store
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
 
 _OF_THE_MACHINE = frozenset({"card", "driver", "port"})

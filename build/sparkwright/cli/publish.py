@@ -10,10 +10,9 @@ from sparkwright.base.errors import PublishError
 from sparkwright.cli.globals import Command
 from sparkwright.cli.result import Result
 from sparkwright.cli.session import Session, run_in_session
-from sparkwright.companion.package import is_companion
-from sparkwright.publish import dist_folder, publish, wheels_in
+from sparkwright.companion.wheel import is_companion
 from sparkwright.publish.evidence import install_command
-from sparkwright.publish.index import runtimes_in
+from sparkwright.publish.index import dist_folder, publish, runtimes_in, wheels_in
 
 
 @click.command("publish", cls=Command)

@@ -18,8 +18,8 @@ from sparkwright.cli.session import Session, run_in_session
 from sparkwright.merge.engine import merge_patchset
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.options import TargetOptions
-from sparkwright.publish import dist_folder
 from sparkwright.publish.evidence import attach_rehearsal, merged_tree
+from sparkwright.publish.index import dist_folder
 from sparkwright.rehearsal.model import DEFAULT, RehearsalOptions, RehearsalResult
 from sparkwright.rehearsal.run import rehearse
 from sparkwright.verify.runner import VERIFIER

@@ -34,11 +34,11 @@ from sparkwright.engine.environment import (
 )
 from sparkwright.engine.installed import EngineFacts
 from sparkwright.engine.offered import NoWheelError, made_here, makeable_series, offered_wheel
+from sparkwright.lock.model import series_of
 from sparkwright.merge.engine import merge_patchset
 from sparkwright.pipeline.checkout import keeping_series
 from sparkwright.pipeline.job import open_job
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions
-from sparkwright.publish.series import series_of
 from sparkwright.recipes.recipe import PORT, REHEARSAL, Recipe, load_recipe, served_recipe
 from sparkwright.recipes.release_options import Question
 from sparkwright.rehearsal.run import serve_nearest
@@ -56,7 +56,7 @@ from sparkwright.serve.run import ServeOptions, Serving, serve
 from sparkwright.serve.settings import as_head, read_key, shell_key, with_settings
 from sparkwright.serve.supervise import WatchOptions
 from sparkwright.serve.watchdog import WatchLimits
-from sparkwright.store import Store, open_store
+from sparkwright.store.paths import Store, open_store
 from sparkwright.wheel.names import parse_name
 
 _SOURCES = ("wheel", "channel", "python")

@@ -23,19 +23,20 @@ from sparkwright.cli.globals import global_options, taking
 from sparkwright.cli.output import NOT_OURS, crashes_kept
 from sparkwright.cli.result import Part, Result
 from sparkwright.cli.terminal import showing_events
-from sparkwright.distributed.address import parse_cluster
 from sparkwright.distributed.cluster import Cluster
+from sparkwright.distributed.tasks import parse_cluster
 from sparkwright.git.repository import Repository, open_repository
 from sparkwright.git.soundness import inode, mended, unsoundness
 from sparkwright.pipeline.checkout import Checkout, keeping_series, open_checkout, require_clone, with_series
 from sparkwright.pipeline.job import Job, make_job
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions, CompileOptions, TargetOptions
-from sparkwright.store import ActiveRun, Store, open_store, storing
-from sparkwright.store.prune import prune_logs
-from sparkwright.store.remote import RemoteTier, open_tier
-from sparkwright.store.remote.tier import RemoteReport
+from sparkwright.store.disk import storing
+from sparkwright.store.paths import Store, open_store
+from sparkwright.store.remote.tier import RemoteReport, RemoteTier, open_tier
+from sparkwright.store.upkeep import prune_logs
+from sparkwright.store.usage import ActiveRun
+from sparkwright.upstream.network import read_settings
 from sparkwright.upstream.releases import Access
-from sparkwright.upstream.settings import read_settings
 from sparkwright.upstream.source import UpstreamSource, open_source
 
 R = TypeVar("R")

@@ -14,11 +14,19 @@ from sparkwright.cli.globals import Group
 from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_read_only
 from sparkwright.git.soundness import begin_again, unsoundness
-from sparkwright.store.prune import PruneLimits, prune
-from sparkwright.store.remote.keys import require_key
+from sparkwright.store.remote.entries import require_key
 from sparkwright.store.remote.settings import key_file
-from sparkwright.store.survey import KindTotal, survey, totals
-from sparkwright.store.verify import StoreFault, remove_faults, unsound, verify
+from sparkwright.store.upkeep import (
+    KindTotal,
+    PruneLimits,
+    StoreFault,
+    prune,
+    remove_faults,
+    survey,
+    totals,
+    unsound,
+    verify,
+)
 
 _COLUMNS = ("count", "size", "last used")
 

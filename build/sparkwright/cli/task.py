@@ -15,13 +15,13 @@ from sparkwright.base.errors import ConfigError
 from sparkwright.cli.globals import Command
 from sparkwright.cli.options import require_libraries
 from sparkwright.cli.output import expect_json, print_json
-from sparkwright.distributed.inputs import REQUEST
+from sparkwright.distributed.tasks import REQUEST
 from sparkwright.git.repository import open_repository
 from sparkwright.pipeline.remote_units import UnitsRequest, compile_units, unpack_all
-from sparkwright.store import open_store
-from sparkwright.store.remote import open_tier
+from sparkwright.store.paths import open_store
+from sparkwright.store.remote.tier import open_tier
+from sparkwright.upstream.network import read_settings
 from sparkwright.upstream.releases import Access
-from sparkwright.upstream.settings import read_settings
 from sparkwright.verify.runner import RunRequest, run_here
 
 Work = Callable[[Access, Any], object]

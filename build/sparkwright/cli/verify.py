@@ -31,15 +31,15 @@ from sparkwright.cli.output import EVENTS, NOT_OURS, events_kept
 from sparkwright.cli.preflight import check_before_verify
 from sparkwright.cli.result import Result, Table
 from sparkwright.cli.terminal import showing_events
-from sparkwright.distributed.address import parse_cluster
 from sparkwright.distributed.cluster import Cluster
+from sparkwright.distributed.tasks import parse_cluster
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.offered import offered_wheel
-from sparkwright.publish import dist_folder
 from sparkwright.publish.evidence import attach
+from sparkwright.publish.index import dist_folder
 from sparkwright.recipes.recipe import load_recipe
-from sparkwright.store import open_store
-from sparkwright.store.remote import open_tier
+from sparkwright.store.paths import open_store
+from sparkwright.store.remote.tier import open_tier
 from sparkwright.verify.datasets import read_prompts
 from sparkwright.verify.journal import FILE, read_journal
 from sparkwright.verify.options import VerifyOptions

@@ -26,8 +26,8 @@ from sparkwright.pipeline.kernels import foreign_extensions
 from sparkwright.pipeline.options import CompileOptions, TargetOptions
 from sparkwright.pipeline.record import version_of
 from sparkwright.pipeline.state import BuildState, require
-from sparkwright.publish import require_plain, wheels_in
 from sparkwright.publish.evidence import install_command
+from sparkwright.publish.index import require_plain, wheels_in
 
 
 @click.command("wheel", cls=Command)

@@ -18,8 +18,8 @@ from sparkwright.cli.globals import Command
 from sparkwright.distributed.tasks import GB10, GPU, Offer, WorkerSettings
 from sparkwright.distributed.worker import TaskRunner, serve
 from sparkwright.native.schedule import default_reserve_mib
-from sparkwright.store import open_store
-from sparkwright.store.remote import open_tier
+from sparkwright.store.paths import open_store
+from sparkwright.store.remote.tier import open_tier
 
 
 @click.command("worker", cls=Command, hidden=True)

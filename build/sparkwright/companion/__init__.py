@@ -2,8 +2,6 @@
 
 FlashInfer compiles a kernel with nvcc and ninja when it is first called: while an engine starts, or a request
 waits. Installed beside it, a package ``flashinfer_jit_cache`` with the finished library takes its place. Open
-`make` first: `build` compiles, for which `asking` has FlashInfer's own generators state sources and commands,
-`tree` puts the sources into the store and `compiling` makes libraries by means of `sparkwright.native`.
-`wheel` packs them, `package` is what FlashInfer imports, `inspection` audits, and `choosing` picks a wheel
-for an environment.
+`build` first: `generators` has FlashInfer's own state sources and commands, and `sparkwright.native` compiles
+them. `wheel` packs, reads and chooses companions, and `inspection` audits them.
 """

@@ -17,9 +17,14 @@ from msgspec import structs
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import ArchiveError, AuditError, BinaryError, WheelError
-from sparkwright.companion.bill import companion_bill
-from sparkwright.companion.package import FOLDER, PACKAGE, architecture_name, member_of
-from sparkwright.companion.wheel import read_companion
+from sparkwright.companion.wheel import (
+    FOLDER,
+    PACKAGE,
+    architecture_name,
+    companion_bill,
+    member_of,
+    read_companion,
+)
 from sparkwright.native.device_code import KernelClass, class_of
 from sparkwright.native.elf import over_platform
 from sparkwright.native.inspection import Inspection, Inspector, Surroundings, resolve, unprovided

@@ -10,7 +10,7 @@ from msgspec import Meta, field
 
 from sparkwright.base.config import Model, load_toml
 from sparkwright.base.errors import UnknownNameError
-from sparkwright.lock.native import Package, named
+from sparkwright.lock.model import Package, named
 
 COMPANION_FORMAT = 1
 

@@ -1,31 +1,30 @@
-"""Pack finished modules into a wheel: the same modules give the same bytes."""
+"""A companion's wheel: the same modules give the same bytes.
+
+The package ``flashinfer_jit_cache`` has the two forms in which FlashInfer asks an installed one for kernels:
+up to 0.6 it asks for a folder, later for providers with architectures and names of modules. Either looks for
+``NAME/NAME.so`` there, and refuses a package whose version does not start with its own.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from uuid import NAMESPACE_URL, uuid5
 
 from sparkwright.base.digests import digest_of, to_json
-from sparkwright.base.errors import WheelError
+from sparkwright.base.errors import SparkwrightError, WheelError
 from sparkwright.base.events import emit
-from sparkwright.companion.bill import companion_bill
-from sparkwright.companion.build import CompiledKernels
-from sparkwright.companion.compiling import CompiledModule
 from sparkwright.companion.model import CompanionSpec
-from sparkwright.companion.package import (
-    PACKAGE,
-    PROJECT,
-    companion_version,
-    member_of,
-    package_text,
-)
 from sparkwright.native.elf import honest_platform, read_elf
 from sparkwright.native.model import Target
-from sparkwright.store import Store, atomic_file, storing
+from sparkwright.store.disk import atomic_file, storing
+from sparkwright.store.paths import Store
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.kernels import read_json
 from sparkwright.wheel.names import WheelName, parse_name
@@ -33,9 +32,201 @@ from sparkwright.wheel.rewrite import Packed, Stored, deflated_in, layout, write
 from sparkwright.wheel.sbom import SBOM
 from sparkwright.wheel.source import RecordEntry, entry_from_digest, entry_of, format_record
 
+if TYPE_CHECKING:
+    from cyclonedx.model.component import Component
+
+
+PROJECT = "flashinfer-jit-cache"
+PACKAGE = "flashinfer_jit_cache"
+FOLDER = f"{PACKAGE}/kernels"
+_DIGEST_DIGITS = 8
+
+_TEXT = '''\
+"""FlashInfer's kernels, compiled ahead of time for {arch}; FlashInfer finds them by this package's name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+__version__ = "{version}"
+
+_FOLDER = Path(__file__).resolve().parent / "kernels"
+_MODULES = (
+{modules})
+
+
+@dataclass(frozen=True)
+class JitCacheProvider:
+    """A set of finished modules for some architectures."""
+
+    provider_id: str
+    distribution: str
+    version: str
+    jit_cache_dir: str
+    cuda_architectures: tuple[str, ...]
+    modules: tuple[str, ...]
+
+
+def get_jit_cache_dir() -> str:
+    """Return the folder of the modules."""
+    return str(_FOLDER)
+
+
+def get_jit_cache_providers() -> tuple[JitCacheProvider, ...]:
+    """Return this package as the only provider."""
+    return (
+        JitCacheProvider(
+            provider_id="{provider}",
+            distribution="{project}",
+            version=__version__,
+            jit_cache_dir=str(_FOLDER),
+            cuda_architectures=("{arch}",),
+            modules=_MODULES,
+        ),
+    )
+'''
+
+
+def is_companion(filename: str) -> bool:
+    """Tell if a wheel of that name is a companion."""
+    return filename.startswith(f"{PACKAGE}-")
+
+
+def architecture_name(target: Target) -> str:
+    """Return the target's architecture as FlashInfer writes it: ``sm121a``."""
+    return target.sm.replace("_", "")
+
+
+def companion_version(flashinfer: str, cuda: str, target: Target, record: Mapping[str, Any]) -> str:
+    """Return the version of a companion: FlashInfer's, with CUDA, architecture and content after the plus.
+
+    Args:
+        flashinfer: FlashInfer's version.
+        cuda: the toolkit's version, ``major.minor``.
+        target: the machine and card.
+        record: what it holds and was made from: another record gives another version, since a published file
+            never changes.
+    """
+    content = digest_of(record)
+    # A letter in front: a part of digits alone would be a number to PEP 440, and lose its zeros.
+    return f"{flashinfer}+cu{cuda.replace('.', '')}.{architecture_name(target)}.k{content[:_DIGEST_DIGITS]}"
+
+
+def package_text(version: str, target: Target, names: Sequence[str]) -> bytes:
+    """Return the package's only Python file."""
+    arch = architecture_name(target)
+    listed = "".join(f'    "{name}",\n' for name in sorted(names))
+    return _TEXT.format(
+        arch=arch, version=version, modules=listed, provider=f"sparkwright-{arch}", project=PROJECT
+    ).encode()
+
+
+def member_of(name: str) -> str:
+    """Return the member of the wheel for the module *name*."""
+    return f"{FOLDER}/{name}/{name}.so"
+
+
+# Bill of materials -----------------------------------------------------------------------------------
+
+
+_SOURCES = {"flashinfer": "flashinfer-python", "tvm_ffi": "apache-tvm-ffi"}
+"""Projects whose wheels are compiled from, by their keys in a record."""
+
+
+def companion_bill(record: Mapping[str, Any], version: str) -> bytes:
+    """Return the bill of materials of the companion with this *record*, as canonical JSON.
+
+    The primary component is the wheel. The others are FlashInfer's wheel, whose sources are compiled, that
+    of tvm_ffi, whose headers they include, every module, and the packages of the toolchain.
+
+    Args:
+        record: as from `record_of`.
+        version: the companion's.
+    """
+    from cyclonedx.model.bom import Bom
+    from cyclonedx.model.component import Component, ComponentType
+    from cyclonedx.model.dependency import Dependency
+    from cyclonedx.output import make_outputter
+    from cyclonedx.schema import OutputFormat, SchemaVersion
+    from packageurl import PackageURL
+
+    bom = Bom(serial_number=uuid5(NAMESPACE_URL, digest_of(record)))
+    bom.metadata.timestamp = None  # type: ignore[assignment]  # its default is the current time
+    wheel = Component(
+        name=PROJECT, version=version, type=ComponentType.LIBRARY, bom_ref="wheel",
+        purl=PackageURL("pypi", None, PROJECT, version),
+    )  # fmt: skip
+    bom.metadata.component = wheel
+    parts = {"module": list(_modules(record, version)), "input": list(_inputs(record))}
+    bom.components.update([*parts["module"], *parts["input"]])
+    inputs = [Dependency(ref=one.bom_ref) for one in parts["input"]]
+    bom.dependencies.add(
+        Dependency(ref=wheel.bom_ref, dependencies=[Dependency(ref=one.bom_ref) for one in parts["module"]])
+    )
+    bom.dependencies.update(Dependency(ref=one.bom_ref, dependencies=inputs) for one in parts["module"])
+    text = make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string()
+    return to_json(json.loads(text)) + b"\n"
+
+
+def _modules(record: Mapping[str, Any], version: str) -> Iterator[Component]:
+    """Yield each module of the wheel."""
+    from cyclonedx.model.component import Component, ComponentType
+
+    for name, one in sorted(record["modules"].items()):
+        yield Component(
+            name=member_of(name), version=version, type=ComponentType.FILE, bom_ref=f"binary:{name}",
+            hashes=_sha256(one["sha256"]),
+        )  # fmt: skip
+
+
+def _inputs(record: Mapping[str, Any]) -> Iterator[Component]:
+    """Yield the wheels with sources and headers, and the toolchain's packages, that modules are made with."""
+    from cyclonedx.model.component import Component, ComponentScope, ComponentType
+    from packageurl import PackageURL
+
+    for ref, project in _SOURCES.items():
+        one = record[ref]
+        yield Component(
+            name=one["filename"], version=one["version"], type=ComponentType.FILE, bom_ref=ref,
+            purl=PackageURL("pypi", None, project, one["version"], {"file_name": one["filename"]}),
+            hashes=_sha256(one["sha256"]),
+        )  # fmt: skip
+    for filename, sha256 in sorted(record.get("toolchain", {}).get("packages", {}).items()):
+        yield Component(
+            name=filename, type=ComponentType.APPLICATION, bom_ref=f"package:{filename}",
+            scope=ComponentScope.EXCLUDED, hashes=_sha256(sha256),
+        )  # fmt: skip
+
+
+def _sha256(digest: str) -> list[Any]:
+    from cyclonedx.model import HashAlgorithm, HashType
+
+    return [HashType(alg=HashAlgorithm.SHA_256, content=digest)]
+
+
+# Packing ---------------------------------------------------------------------------------------------
+
+
 RECORD = "sparkwright/companion.json"
 """Name of the record in the wheel's metadata folder."""
 _OLDEST_PLATFORM = "manylinux_2_28"
+
+
+@dataclass(frozen=True)
+class CompiledModule:
+    """A finished library in the store.
+
+    Attributes:
+        sha256: digest of the file.
+        size: in bytes.
+        arches: number of units that compile to each device code, such as ``sm_121a``.
+    """
+
+    name: str
+    sha256: str
+    size: int
+    arches: Mapping[str, int]
 
 
 @dataclass(frozen=True)
@@ -73,44 +264,6 @@ class CompanionContent:
     modules: Mapping[str, CompiledModule]
     record: Mapping[str, Any]
     licences: Mapping[str, bytes]
-
-
-def record_of(kernels: CompiledKernels, spec: CompanionSpec, target: Target) -> dict[str, Any]:
-    """Return what *kernels* were made from, and for what: sources, compilers, modules, recipes' needs."""
-    units = kernels.configuration.units
-    headers = spec.tvm_ffi_for(target.machine)
-    return {
-        "format": 1,
-        "flashinfer": {
-            "version": spec.version,
-            "filename": spec.flashinfer.filename,
-            "sha256": spec.flashinfer.sha256,
-        },
-        "tvm_ffi": {
-            "version": headers.version,
-            "filename": headers.filename,
-            "sha256": headers.sha256,
-        },
-        # By the list's names, so that a reader without the list can tell if the companion is enough.
-        "recipes": {recipe: spec.needed(target.arch, recipe) for recipe in sorted(spec.recipes)},
-        "tree": kernels.tree,
-        "target": {"machine": target.machine, "arch": target.arch},
-        "toolchain": {
-            "key": kernels.toolchain.key,
-            "packages": dict(sorted(kernels.toolchain.packages.items())),
-        },
-        "modules": {
-            name: {
-                "listed": kernels.listed[name],
-                "sha256": one.sha256,
-                "size": one.size,
-                "arches": dict(sorted(one.arches.items())),
-                "units": [unit.source for unit in units if unit.target == name],
-                "commands": digest_of([list(unit.argv) for unit in units if unit.target == name]),
-            }
-            for name, one in sorted(kernels.modules.items())
-        },
-    }
 
 
 def read_companion(wheel: Path) -> dict[str, Any]:
@@ -207,3 +360,70 @@ def _metadata(spec: CompanionSpec, version: str) -> bytes:
 def _wheel(name: WheelName) -> bytes:
     lines = ["Wheel-Version: 1.0", "Generator: sparkwright", "Root-Is-Purelib: false"]
     return ("\n".join([*lines, *(f"Tag: {tag}" for tag in name.tags)]) + "\n").encode()
+
+
+# Choosing one for an environment ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FoundCompanion:
+    """The companion that holds most of the needed modules.
+
+    Attributes:
+        missing: the list's names of needed modules that it lacks.
+    """
+
+    wheel: Path
+    missing: tuple[str, ...] = ()
+
+
+def companion_for(
+    wheels: Iterable[Path], flashinfer: str, target: Target, needed: Sequence[str] | str
+) -> FoundCompanion | None:
+    """Return the wheel among *wheels* that holds most *needed* modules, the smallest; `None` if none has any.
+
+    Args:
+        wheels: any wheels; what is no companion, or damaged, is passed over.
+        flashinfer: version of FlashInfer in the environment.
+        target: machine and card of the environment.
+        needed: names in the series' list, as from `CompanionSpec.chosen`; or a recipe, which needs what each
+            companion's record says. One that a companion does not know needs what every recipe does.
+    """
+    found = []
+    for wheel, record in _records(wheels, flashinfer, target):
+        names = _needs(record, needed) if isinstance(needed, str) else needed
+        if not (listed := _listed(record)).isdisjoint(names):
+            found.append(FoundCompanion(wheel, tuple(name for name in names if name not in listed)))
+    return min(
+        found, key=lambda one: (len(one.missing), one.wheel.stat().st_size, one.wheel.name), default=None
+    )
+
+
+def _records(wheels: Iterable[Path], flashinfer: str, target: Target) -> list[tuple[Path, Mapping[str, Any]]]:
+    """Return each companion for *flashinfer* and *target* with its record; a damaged one is passed over."""
+    found: list[tuple[Path, Mapping[str, Any]]] = []
+    for wheel in wheels:
+        with contextlib.suppress(SparkwrightError, OSError, KeyError, TypeError, AttributeError):
+            if is_companion(wheel.name) and _made_for(wheel, flashinfer, target):
+                record = read_companion(wheel)
+                _needs(record, "*"), _listed(record)  # raises where the record is malformed
+                found.append((wheel, record))
+    return found
+
+
+def _made_for(wheel: Path, flashinfer: str, target: Target) -> bool:
+    name = parse_name(wheel.name)
+    public, _, local = name.version.partition("+")
+    same = (public, name.machine) == (flashinfer, target.machine)
+    return same and architecture_name(target) in local.split(".")
+
+
+def _needs(record: Mapping[str, Any], recipe: str) -> tuple[str, ...]:
+    """Return the list's names of the modules that *recipe* needs, by a companion's record."""
+    needs = record["recipes"]
+    return tuple(map(str, needs.get(recipe, needs["*"])))
+
+
+def _listed(record: Mapping[str, Any]) -> set[str]:
+    """Return the list's names of the modules in a companion, by its record."""
+    return {str(one["listed"]) for one in record["modules"].values()}

@@ -22,10 +22,10 @@ from sparkwright.base.events import emit, task, warn
 from sparkwright.base.process.dialogue import Dialogue
 from sparkwright.base.process.run import Completed
 from sparkwright.base.ssh import SshHost
-from sparkwright.distributed.address import ClusterAddress
 from sparkwright.distributed.tasks import (
     GB10,
     GPU,
+    ClusterAddress,
     Done,
     Failed,
     Offer,
@@ -36,7 +36,7 @@ from sparkwright.distributed.tasks import (
     own_code,
 )
 from sparkwright.distributed.worker import ALIVE_S, TaskRunner
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 _START = (
     'PATH="$PATH:$HOME/.local/bin"; command -v sparkwright >/dev/null || exit 127; exec sparkwright worker'

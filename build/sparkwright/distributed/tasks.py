@@ -1,15 +1,66 @@
-"""Tasks, their results, and the settings of a worker: what goes between the machines, as lines of JSON."""
+"""Addresses of clusters, and tasks, results and settings of workers: what goes between the machines."""
 
 from __future__ import annotations
 
 import hashlib
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+import msgspec
+
 import sparkwright
-from sparkwright.base.config import Model
-from sparkwright.base.errors import ClusterError
+from sparkwright.base.config import Model, to_builtins
+from sparkwright.base.digests import sha256_bytes, sha256_file
+from sparkwright.base.errors import ClusterError, ConfigError
+from sparkwright.base.ssh import SshHost, parse_host
+from sparkwright.store.disk import storing
+from sparkwright.store.paths import Store
+
+
+@dataclass(frozen=True)
+class ClusterAddress:
+    """The machines of a cluster.
+
+    Attributes:
+        name: the address, as it is shown.
+        hosts: the machines, on each of which a worker is started for the length of a command.
+    """
+
+    name: str
+    hosts: tuple[SshHost, ...]
+
+
+def parse_cluster(text: str) -> ClusterAddress:
+    """Return the cluster at the address *text*, ``ssh://[USER@]HOST[:PORT],…``.
+
+    Raises:
+        ConfigError: it is no address, names a machine twice, or holds a password.
+    """
+    scheme, _, rest = text.partition("://")
+    shown = text if "@" not in text else f"{scheme}://…"  # what stands before an @ may be a password
+    if scheme != "ssh":
+        raise _no_cluster(shown, "its machines are not reached by ssh")
+    try:
+        hosts = tuple(parse_host(host) for host in rest.rstrip("/").split(","))
+    except ValueError as error:
+        raise _no_cluster(shown, str(error)) from error
+    if len({host.shown for host in hosts}) < len(hosts):  # it is also the name of a worker
+        raise _no_cluster(shown, "it names a machine twice; a worker takes all cores of one")
+    return ClusterAddress(text, hosts)
+
+
+def _no_cluster(text: str, because: str) -> ConfigError:
+    return ConfigError(
+        f"{text!r} is no cluster", because=because, next_step="give ssh://[USER@]HOST[:PORT],…"
+    )
+
+
+# Tasks, as lines of JSON -----------------------------------------------------------------------------
+
 
 GPU, GB10 = "gpu", "gb10"
 """Needs that only some machines meet: a card of NVIDIA's; one like GB10's.
@@ -126,3 +177,53 @@ def own_code() -> str:
         digest.update(f"{path.relative_to(folder).as_posix()}\0".encode())
         digest.update(hashlib.sha256(path.read_bytes()).digest())
     return digest.hexdigest()
+
+
+# Their files -----------------------------------------------------------------------------------------
+
+
+REQUEST = "request.json"
+"""The file with what a task asks for."""
+
+
+def share_json(store: Store, value: Any) -> StoredFile:
+    """Put *value*, what a task asks for, where machines share the store; return it as `REQUEST`."""
+    data = msgspec.json.encode(to_builtins(value))
+    with store.scratch() as scratch:
+        (scratch / REQUEST).write_bytes(data)
+        store.adopt_file(scratch / REQUEST, sha256_bytes(data), verified=True)
+    return shared(store, REQUEST, sha256_bytes(data), len(data))
+
+
+def share_file(store: Store, path: Path, name: str = "") -> StoredFile:
+    """Put the file at *path*, called *name* by the task, where machines share the store."""
+    sha256, size = sha256_file(path), path.stat().st_size
+    if store.find_file(sha256, size=size, remote=False) is None:
+        with store.scratch() as scratch, storing(f"storing {path.name}"):
+            copy = scratch / "file"
+            shutil.copyfile(path, copy)
+            store.adopt_file(copy, sha256)
+    return shared(store, name or path.name, sha256, size)
+
+
+def shared(store: Store, name: str, sha256: str, size: int) -> StoredFile:
+    """Share a file that *store* has, and return it under the *name* that a task has for it."""
+    store.share(sha256)
+    return StoredFile(path=name, sha256=sha256, size=size)
+
+
+def bring_files(store: Store, files: Iterable[StoredFile], folder: Path) -> bool:
+    """Write *files* of the store below *folder*; return false, and write none, if one is not there.
+
+    A path that names no file below *folder* counts as not there.
+    """
+    wanted = tuple(files)
+    for one in wanted:
+        path = PurePosixPath(one.path)
+        if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in one.path:
+            return False
+        if store.find_file(one.sha256, size=one.size, fresh=True) is None:
+            return False
+    for one in wanted:
+        store.copy_out(one.sha256, folder / one.path)
+    return True

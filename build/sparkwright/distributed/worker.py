@@ -21,7 +21,6 @@ import msgspec
 from sparkwright.base.config import decode_json
 from sparkwright.base.errors import ConfigError, SparkwrightError, StorageError, ToolError
 from sparkwright.base.process.session import start
-from sparkwright.distributed.inputs import share_file
 from sparkwright.distributed.tasks import (
     GB10,
     GPU,
@@ -35,8 +34,9 @@ from sparkwright.distributed.tasks import (
     WorkerMessage,
     WorkerSettings,
     own_code,
+    share_file,
 )
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 ALIVE_S = 5.0
 """Both ends send a sign of life this often, at least."""

@@ -30,10 +30,10 @@ from sparkwright.engine.installed import read_installed
 from sparkwright.engine.runtime import ExactRequirements, find_runtime, locked_requirements, prepare_wheel
 from sparkwright.lock.model import PATCHSETS, project_root
 from sparkwright.lock.runtime import beside
-from sparkwright.publish import dist_folder
-from sparkwright.publish.offer import ChannelOffer
+from sparkwright.publish.index import dist_folder
+from sparkwright.publish.reader import ChannelOffer
 from sparkwright.recipes.recipe import Recipe
-from sparkwright.store import Store, open_store
+from sparkwright.store.paths import Store, open_store
 from sparkwright.wheel.names import parse_name
 
 

@@ -26,15 +26,14 @@ from pathlib import Path
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.machine import look
-from sparkwright.companion.choosing import companion_for
 from sparkwright.companion.model import CompanionSpec, load_companion
-from sparkwright.companion.wheel import read_companion
+from sparkwright.companion.wheel import companion_for, read_companion
 from sparkwright.engine.installed import EngineFacts
 from sparkwright.engine.runtime import ExactRequirements
+from sparkwright.lock.model import series_of
 from sparkwright.native.model import Target
-from sparkwright.publish import wheels_in
-from sparkwright.publish.offer import ChannelOffer
-from sparkwright.publish.series import series_of
+from sparkwright.publish.index import wheels_in
+from sparkwright.publish.reader import ChannelOffer
 from sparkwright.recipes.recipe import Recipe
 from sparkwright.wheel.names import parse_name
 

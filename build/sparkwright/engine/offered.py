@@ -12,15 +12,15 @@ from packaging.version import Version
 
 from sparkwright.base.errors import ConfigError, SparkwrightError
 from sparkwright.base.events import emit
-from sparkwright.companion.package import is_companion
+from sparkwright.companion.wheel import is_companion
 from sparkwright.engine.environment import OfferedWheel
+from sparkwright.lock.model import series_of
 from sparkwright.pipeline.build import apply
 from sparkwright.pipeline.checkout import keeping_series, open_checkout, series_names
 from sparkwright.pipeline.job import open_job
 from sparkwright.pipeline.options import BuildOptions, choose_arch
 from sparkwright.pipeline.state import require
-from sparkwright.publish import dist_folder, wheels_in
-from sparkwright.publish.series import series_of
+from sparkwright.publish.index import dist_folder, wheels_in
 from sparkwright.wheel.names import parse_name
 
 _DIGEST = re.compile(r"(?=\d*[a-f])[0-9a-f]{8,}")
@@ -150,9 +150,9 @@ def offered_wheel(
     if wheel is not None:
         return OfferedWheel(wheel)
     if channel:
-        from sparkwright.publish.offer import open_channel
+        from sparkwright.publish.reader import open_channel
         from sparkwright.publish.trust import default_trust
-        from sparkwright.store import open_store
+        from sparkwright.store.paths import open_store
 
         offer = open_channel(
             open_store(), channel, machine(), *series, trust=default_trust(), offline=offline

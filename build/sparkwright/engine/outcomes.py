@@ -16,7 +16,7 @@ from sparkwright.base.errors import ServerError
 from sparkwright.distributed.tasks import Task
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.server.failures import ServerFailedError
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 _ERROR = re.compile(r"\b(?:[A-Z]\w*(?:Error|Exception)|AssertionError)\b: ?.*")
 # Raised by those that wait for the process that failed.

@@ -34,7 +34,7 @@ from sparkwright.probe.pool import environment, interpreter
 from sparkwright.recipes.recipe import Recipe, apply_use, node_arguments
 from sparkwright.recipes.release_options import Problem, Question, question_of
 from sparkwright.recipes.rules import incompatibilities
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 _CHILD = Path(__file__).with_name("child") / "check_options.py"
 _INSTALLED, _PACKAGE, _PROBLEMS = "installed", "vllm", "option-problems"

@@ -27,6 +27,7 @@ from sparkwright.base.errors import (
 )
 from sparkwright.base.events import task
 from sparkwright.base.process.run import install_packages, make_venv, run, uv_program
+from sparkwright.lock.model import series_of
 from sparkwright.lock.runtime import (
     OLDEST_PYTHON,
     LockedRuntime,
@@ -36,7 +37,6 @@ from sparkwright.lock.runtime import (
     runtime_name,
     runtime_of,
 )
-from sparkwright.publish.series import series_of
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.names import parse_name
 

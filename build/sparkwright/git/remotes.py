@@ -16,7 +16,7 @@ from sparkwright.base.errors import FetchError, ProcessError, RefError
 from sparkwright.base.events import task
 from sparkwright.base.text import few
 from sparkwright.git.repository import Repository
-from sparkwright.store import hold
+from sparkwright.store.disk import hold
 
 _OBJECT_ID = re.compile(r"[0-9a-f]{40}")
 _REF_FORBIDDEN = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|^[-+/.]|/\.|\.lock(/|$)|[/.]$|^@$")

@@ -14,7 +14,7 @@ from typing import Any
 
 from sparkwright.base.errors import ProcessError, RefError, ToolError
 from sparkwright.base.process.run import Completed, run, which
-from sparkwright.store import hold, storing, write_atomically
+from sparkwright.store.disk import hold, storing, write_atomically
 
 OLDEST_GIT = (2, 38)
 

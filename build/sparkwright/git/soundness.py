@@ -21,8 +21,9 @@ from sparkwright.base.errors import (
 )
 from sparkwright.base.events import emit, warn
 from sparkwright.git.repository import Repository
-from sparkwright.store import ActiveRun, Store, hold, storing
-from sparkwright.store.usage import no_new_runs, oldest_run
+from sparkwright.store.disk import hold, storing
+from sparkwright.store.paths import Store
+from sparkwright.store.usage import ActiveRun, no_new_runs, oldest_run
 
 _ANY = tuple(range(256))
 # The errors that damaged objects can cause.

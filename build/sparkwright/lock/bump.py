@@ -11,7 +11,7 @@ import msgspec
 from sparkwright.base.config import parse_toml, to_builtins
 from sparkwright.base.errors import LockMismatchError
 from sparkwright.lock.check import agrees, check_native, flatten
-from sparkwright.lock.model import LOCK_FORMAT, Artifact, Dependency, Lock, Release
+from sparkwright.lock.model import LOCK_FORMAT, Artifact, Dependency, Lock, Release, series_of
 from sparkwright.lock.statements import ReleaseEvidence, Statement, statements
 
 _IN_ONE_LINE = 4
@@ -261,7 +261,7 @@ def _notes(old: Lock, new: Lock) -> tuple[str, ...]:
 
 
 def _series_notes(new: Lock) -> tuple[str, ...]:
-    line = ".".join(new.release.version.split(".")[:2])
+    line = series_of(new.release.version)
     if new.series in {"", line}:
         return ()
     version = new.release.version

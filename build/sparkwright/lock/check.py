@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ConfigError, LockMismatchError
-from sparkwright.lock.model import Lock
-from sparkwright.lock.native import NativePin, Package
+from sparkwright.lock.model import Lock, NativePin, Package
 from sparkwright.lock.statements import ReleaseEvidence, Statement, statements
 
 

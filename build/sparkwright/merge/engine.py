@@ -16,7 +16,7 @@ from sparkwright.merge.absorb import CarryChange, History, history_signals
 from sparkwright.merge.landing import absorbed, idle, land
 from sparkwright.merge.prepare import BaseFinder, Preparation, attempt, patched, prepare
 from sparkwright.merge.report import MergedSource, MergeReport, Outcome, OutcomeKind
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 _OWN = ""  # stands for vLLM's own tree among the names of sources
 

@@ -23,7 +23,7 @@ from sparkwright.merge.modules import Call, Import, Module, Signature, Thing
 from sparkwright.merge.report import Hazard
 from sparkwright.merge.resolved import misfits
 from sparkwright.merge.sides import Side, Sides, changed_python, is_text
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 _RECORD = "examined"
 _RULES = ("hazards.py", "modules.py", "resolved.py", "sides.py")

@@ -13,7 +13,7 @@ from sparkwright.merge.absorb import CarryChange, reverse_applies
 from sparkwright.merge.hazards import examine
 from sparkwright.merge.report import Hazard, Outcome, OutcomeKind
 from sparkwright.merge.sides import Side, Sides, is_text
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 _SHOWN = 3
 

@@ -27,8 +27,7 @@ from sparkwright.base.machine import look
 from sparkwright.base.process.run import run
 from sparkwright.git.repository import Repository
 from sparkwright.lock.cmake import read_by_cmake
-from sparkwright.lock.model import Lock
-from sparkwright.lock.native import ExtensionSpec, NativePin, SourcePin
+from sparkwright.lock.model import ExtensionSpec, Lock, NativePin, SourcePin
 from sparkwright.native.compile import CompileJob, Finished, run_jobs
 from sparkwright.native.configure import (
     Reader,
@@ -45,7 +44,7 @@ from sparkwright.native.model import Configuration, Cost, Extension, Inputs, Lin
 from sparkwright.native.schedule import UnitCosts, Waiting, plan_jobs
 from sparkwright.native.toolchain import configure_environment
 from sparkwright.native.units import UnitFiles, find_object, missing_units, record_object
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 _LOOK_UPS = 8
 _LONGEST = 200

@@ -20,8 +20,7 @@ from sparkwright.base.errors import ConfigError, NotInStoreError, SparkwrightErr
 from sparkwright.base.events import emit, task
 from sparkwright.lock.bump import Decision, bump_command
 from sparkwright.lock.cmake import CMakeExtension, listed_files, oldest_gxx, read_extensions
-from sparkwright.lock.model import Lock
-from sparkwright.lock.native import ExtensionSpec, NativePin, Package, SourcePin
+from sparkwright.lock.model import ExtensionSpec, Lock, NativePin, Package, SourcePin
 from sparkwright.native.bump_toolkit import next_toolkit
 from sparkwright.native.sources import Revision, keep_source, packaged_tree, read_clone, read_revision
 from sparkwright.upstream.index import listing, project_of

@@ -14,11 +14,10 @@ from sparkwright.base.errors import FetchError, LockMismatchError, WheelError
 from sparkwright.base.events import task
 from sparkwright.lock.bump import Decision
 from sparkwright.lock.check import CUDA_RELEASE, exact_pins
-from sparkwright.lock.model import Artifact
-from sparkwright.lock.native import Package, Toolkit
+from sparkwright.lock.model import Artifact, Package, Toolkit
 from sparkwright.native.packages import measured_tree, require_folders
+from sparkwright.upstream.download import fetch_members
 from sparkwright.upstream.index import IndexFile, listing, project_of
-from sparkwright.upstream.members import fetch_members
 from sparkwright.upstream.releases import Access, as_artifact
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from sparkwright.native.schedule import (
     time_left,
     too_large,
 )
-from sparkwright.store import storing
+from sparkwright.store.disk import storing
 
 _TICK_S = 0.05
 _LOOK_S = 0.5

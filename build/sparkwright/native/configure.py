@@ -25,11 +25,10 @@ from sparkwright.base.events import task
 from sparkwright.base.process.run import run
 from sparkwright.git.repository import Repository, TreeEntry
 from sparkwright.git.trees import FileEntry, check_out, patch_tree
-from sparkwright.lock.model import Lock
-from sparkwright.lock.native import SourcePin
+from sparkwright.lock.model import Lock, SourcePin
 from sparkwright.native.model import WORK, Configuration, Inputs, Link, Toolchain, Unit
 from sparkwright.native.toolchain import configure_environment, toolchain_file
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 CMAKE_INPUTS = ("CMakeLists.txt", "cmake", "csrc")
 """The files of upstream's CMake project. ``setup.py`` and ``rust`` decide other parts of the wheel."""

@@ -16,7 +16,7 @@ from typing import Literal
 from sparkwright.base.card import card_fields
 from sparkwright.base.errors import ProcessError, SparkwrightError, ToolError
 from sparkwright.base.process.run import run, which
-from sparkwright.lock.native import NativePin
+from sparkwright.lock.model import NativePin
 from sparkwright.native.model import Target
 
 OLDEST_GXX = (11, 3)

@@ -19,13 +19,13 @@ from typing import Literal, TypeVar
 
 from sparkwright.base.config import Model, to_builtins
 from sparkwright.base.digests import digest_of
-from sparkwright.lock.native import NativePin, named
+from sparkwright.lock.model import NativePin, named
 from sparkwright.native.device_code import DeviceCode, read_device_code
 from sparkwright.native.elf import ElfFacts, Symbol, exports, open_elf, read_elf, system_libraries
 from sparkwright.native.host import this_machine
 from sparkwright.native.model import Toolchain
 from sparkwright.native.packages import find_package, program_in, unpack_package
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 from sparkwright.upstream.releases import Access
 
 INSPECTION_RULES = 1

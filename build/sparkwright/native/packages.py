@@ -18,12 +18,10 @@ from sparkwright.base.errors import ArchiveError, DigestError, LockMismatchError
 from sparkwright.base.events import task
 from sparkwright.git.repository import TreeEntry
 from sparkwright.git.trees import tree_id
-from sparkwright.lock.model import Artifact
-from sparkwright.lock.native import Package
-from sparkwright.store import Store
+from sparkwright.lock.model import Artifact, Package
+from sparkwright.store.paths import Store
 from sparkwright.upstream.archive import EXECUTABLE, MAX_MEMBERS, REGULAR, bad_component
-from sparkwright.upstream.download import fetch_artifact
-from sparkwright.upstream.members import fetch_members
+from sparkwright.upstream.download import fetch_artifact, fetch_members
 from sparkwright.upstream.releases import Access
 
 # Part of the folder's name: raised when unpacking changes.

@@ -19,7 +19,7 @@ from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import NotEnoughMemoryError
 from sparkwright.base.machine import MachineSnapshot, Pressure
 from sparkwright.native.model import Cost, Target, Unit
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 _OVERDUE = 0.1
 """The expected remaining time of a unit that is overdue, as a share of its time so far."""

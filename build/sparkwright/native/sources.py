@@ -19,8 +19,7 @@ from sparkwright.git.remotes import fetch, list_remote
 from sparkwright.git.repository import Repository, TreeEntry, open_repository
 from sparkwright.git.trees import FileEntry, import_files
 from sparkwright.lock.check import require_native
-from sparkwright.lock.model import Lock
-from sparkwright.lock.native import Package, SourcePin, named
+from sparkwright.lock.model import Lock, Package, SourcePin, named
 from sparkwright.native.model import SourceTree
 from sparkwright.native.packages import open_package, read_members
 from sparkwright.upstream.archive import EXECUTABLE, REGULAR

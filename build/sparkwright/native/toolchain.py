@@ -25,8 +25,7 @@ from sparkwright.base.errors import ToolError
 from sparkwright.base.events import task
 from sparkwright.base.process.run import run
 from sparkwright.lock.check import require_native
-from sparkwright.lock.model import Lock
-from sparkwright.lock.native import NativePin, Package, named
+from sparkwright.lock.model import Lock, NativePin, Package, named
 from sparkwright.native.host import (
     HostCompiler,
     PythonHeaders,
@@ -36,7 +35,7 @@ from sparkwright.native.host import (
 )
 from sparkwright.native.model import Target, Toolchain
 from sparkwright.native.packages import find_package, program_in, unpack_package
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 from sparkwright.upstream.releases import Access
 
 # Part of the key: raised when the layout made of the packages, or its use, changes.

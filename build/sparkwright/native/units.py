@@ -38,7 +38,7 @@ from sparkwright.git.repository import Repository
 from sparkwright.git.trees import blob_id
 from sparkwright.native.configure import Reader
 from sparkwright.native.model import WORK, Cost, Unit
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 # Part of the key: raised when the meaning of the records below changes.
 _RULES = 2

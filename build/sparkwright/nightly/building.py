@@ -33,7 +33,7 @@ from sparkwright.pipeline.state import require
 from sparkwright.probe.launches import KernelSurvey
 from sparkwright.rehearsal import run as rehearsal
 from sparkwright.rehearsal.model import RehearsalOptions
-from sparkwright.store import write_atomically
+from sparkwright.store.disk import write_atomically
 from sparkwright.upstream.evidence import propose
 
 _NAMED = 5  # faults of kernels in one reason

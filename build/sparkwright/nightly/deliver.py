@@ -19,7 +19,7 @@ from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.proofs import find_proof
 from sparkwright.probe.proof import Proof
 from sparkwright.rehearsal.model import WrittenFile
-from sparkwright.store import storing, write_atomically
+from sparkwright.store.disk import storing, write_atomically
 
 
 class Delivered(Model, frozen=True):

@@ -18,9 +18,8 @@ from sparkwright.nightly.model import Heads, PullChange, UpstreamTarget
 from sparkwright.pipeline.job import Job
 from sparkwright.search.changes import UpstreamStep
 from sparkwright.search.specs import UpstreamPoint
-from sparkwright.upstream.commit_index import find_wheel
 from sparkwright.upstream.commits import known_wheel, nightly_commit
-from sparkwright.upstream.index import versions
+from sparkwright.upstream.index import find_wheel, versions
 from sparkwright.upstream.releases import PROJECT
 
 _COMMIT = re.compile(r"[0-9a-f]{7,40}")

@@ -13,7 +13,7 @@ import msgspec
 from sparkwright.base.config import Model, decode_json
 from sparkwright.base.errors import StorageError
 from sparkwright.merge.report import Hazard, OutcomeKind
-from sparkwright.store import storing, write_atomically
+from sparkwright.store.disk import storing, write_atomically
 
 NIGHT_FORMAT = 1
 

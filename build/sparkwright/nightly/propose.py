@@ -39,7 +39,7 @@ from sparkwright.nightly.model import (
     standing_of,
 )
 from sparkwright.probe.proof import Proof, proof_file, write_proof
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 BRANCHES = "sparkwright/"
 BASE_TRAILER = "Proposal-Base"

@@ -292,7 +292,7 @@ def publish_index(job: Job, placed: Path | None) -> Step[bool]:
         return True if record is not None and record.get("pages") == _pages(out) else None
 
     def make() -> bool:
-        from sparkwright.publish import publish
+        from sparkwright.publish.index import publish
 
         listed = None
         # A run for another platform may place its wheel while this one writes pages without it.
@@ -315,7 +315,7 @@ def _runtimes(job: Job) -> dict[str, LockedRuntime]:
 
 def _known_digests(job: Job) -> dict[str, str]:
     """Return the digests of wheels in the user's folder that were hashed before and not modified since."""
-    from sparkwright.publish import wheels_in
+    from sparkwright.publish.index import wheels_in
 
     found = {wheel.name: _known_digest(job, wheel) for wheel in wheels_in(job.out)}
     return {name: sha256 for name, sha256 in found.items() if sha256 is not None}
@@ -349,7 +349,7 @@ def _pages(folder: Path) -> str:
 
 
 def _listing(folder: Path) -> list[list[str | int]]:
-    from sparkwright.publish import wheels_in
+    from sparkwright.publish.index import wheels_in
 
     states = [(wheel, wheel.stat()) for wheel in wheels_in(folder)]
     return [[str(wheel), state.st_size, state.st_mtime_ns] for wheel, state in states]

@@ -15,8 +15,7 @@ from sparkwright.carries.model import Revision
 from sparkwright.carries.patchset import BuildSpec, load_patchset, patchset_names
 from sparkwright.distributed.cluster import Cluster
 from sparkwright.git.repository import LINK, Repository, TreeEntry, open_repository
-from sparkwright.lock.model import Artifact, Lock
-from sparkwright.lock.native import NativePin
+from sparkwright.lock.model import Artifact, Lock, NativePin
 from sparkwright.merge.absorb import History
 from sparkwright.merge.engine import MergeRequest
 from sparkwright.merge.report import MergeReport
@@ -29,9 +28,9 @@ from sparkwright.probe.judge import Prover
 from sparkwright.probe.pool import ProbePool
 from sparkwright.probe.runner import ProbeResource
 from sparkwright.probe.upstream_tests import UpstreamGate
-from sparkwright.store import Store, open_store
+from sparkwright.store.paths import Store, open_store
+from sparkwright.upstream.network import read_settings
 from sparkwright.upstream.releases import Access, Pristine
-from sparkwright.upstream.settings import read_settings
 from sparkwright.upstream.source import UpstreamSource, open_source
 
 # Part of the key: raised when the meaning of a described value changes.
@@ -177,7 +176,7 @@ class Job:
     @property
     def out(self) -> Path:
         """The folder for the wheel and its index, absolute."""
-        from sparkwright.publish import dist_folder
+        from sparkwright.publish.index import dist_folder
 
         return dist_folder(self.checkout.folder, self.options.out).absolute()
 

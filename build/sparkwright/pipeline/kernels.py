@@ -14,7 +14,7 @@ from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import MissingSourceError
 from sparkwright.base.events import warn
 from sparkwright.lock.bump import bump_command
-from sparkwright.lock.native import NativePin
+from sparkwright.lock.model import NativePin
 from sparkwright.native.build import (
     Builder,
     build_extension,

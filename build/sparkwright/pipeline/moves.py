@@ -21,8 +21,7 @@ from sparkwright.base.errors import LockMismatchError, WheelError
 from sparkwright.base.events import task
 from sparkwright.lock.bump import Bumped, Decision, bump_command, rewrite
 from sparkwright.lock.cmake import is_cmake_file
-from sparkwright.lock.model import LOCK_FORMAT, Lock
-from sparkwright.lock.native import Binary, NativePin
+from sparkwright.lock.model import LOCK_FORMAT, Binary, Lock, NativePin
 from sparkwright.native.device_code import DeviceCode, Tally
 from sparkwright.native.inspection import Inspection
 from sparkwright.pipeline.build import make, merge
@@ -30,9 +29,8 @@ from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.kernels import builder_of, inputs_of, prepare, take_extensions
 from sparkwright.pipeline.state import BuildState, find_only, require
 from sparkwright.upstream.archive import read_sdist
-from sparkwright.upstream.download import fetch_artifact
+from sparkwright.upstream.download import fetch_artifact, fetch_members
 from sparkwright.upstream.evidence import propose_lock
-from sparkwright.upstream.members import fetch_members
 from sparkwright.upstream.releases import Access
 
 

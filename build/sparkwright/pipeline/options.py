@@ -58,7 +58,7 @@ class BuildOptions(TargetOptions):
     """The target, and the options that it is built with.
 
     Attributes:
-        out: folder for the wheel and its index; see `sparkwright.publish.dist_folder` for the default.
+        out: folder for the wheel and its index; see `sparkwright.publish.index.dist_folder` for the default.
         allow_unproved: carries that may go in without a proof.
         require_native: with native kernels, refuse an extension that cannot be compiled instead of taking
             upstream's.

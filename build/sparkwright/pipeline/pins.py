@@ -20,9 +20,9 @@ from sparkwright.git.repository import Repository
 from sparkwright.lock.bump import successor
 from sparkwright.lock.model import Lock
 from sparkwright.pipeline.checkout import Checkout
-from sparkwright.upstream.commit_index import NIGHTLY
 from sparkwright.upstream.commits import first_download, gather_commit, has_wheels, nightly_commit
 from sparkwright.upstream.evidence import propose_lock
+from sparkwright.upstream.index import NIGHTLY
 from sparkwright.upstream.releases import Access
 from sparkwright.upstream.source import open_source
 from sparkwright.wheel.source import classify

@@ -10,8 +10,7 @@ from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import ClusterError, CompileError, ProcessError, SparkwrightError, error_class
 from sparkwright.base.events import emit, task
 from sparkwright.distributed.cluster import Cluster
-from sparkwright.distributed.inputs import share_file, share_json, shared
-from sparkwright.distributed.tasks import Done, StoredFile, Task
+from sparkwright.distributed.tasks import Done, StoredFile, Task, share_file, share_json, shared
 from sparkwright.git.remotes import check_object_id
 from sparkwright.git.repository import Repository
 from sparkwright.git.trees import pack_tree, unpack_tree
@@ -24,7 +23,7 @@ from sparkwright.native.model import Cost, Inputs, Target, Toolchain, Unit
 from sparkwright.native.schedule import JobLimits
 from sparkwright.native.toolchain import configure_environment, prepare_toolchain
 from sparkwright.native.units import UnitFiles, UnitRecord, adopt_record, record_object, unit_key, unit_record
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 from sparkwright.upstream.releases import Access
 
 _BATCH_S = 90.0  # of CPU time: a batch lays the sources out once

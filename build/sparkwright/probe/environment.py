@@ -27,7 +27,8 @@ from sparkwright.base.events import task, warn
 from sparkwright.base.process.run import install_packages, make_venv, run
 from sparkwright.git.repository import Repository
 from sparkwright.git.trees import check_out, make_read_only
-from sparkwright.store import Store, remove_tree
+from sparkwright.store.disk import remove_tree
+from sparkwright.store.paths import Store
 
 _SHOWN = ("torch", "triton", "numpy")
 _READY = "ready.json"

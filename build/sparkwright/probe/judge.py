@@ -40,7 +40,7 @@ from sparkwright.probe.runner import (
     harness_sources,
     run_probe,
 )
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 _KIND = "proof"
 

@@ -26,7 +26,7 @@ from sparkwright.git.repository import Repository
 from sparkwright.probe.environment import environment_key, part_of, prepare_environment, tree_folder
 from sparkwright.probe.pool import child_folder, environment, interpreter
 from sparkwright.probe.runner import metadata_folder
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 LIMIT = 99 << 10
 """Bytes of shared memory that a block of 12.x may have (CUDA C++ Programming Guide)."""

@@ -26,7 +26,7 @@ from typing import Any, Self, TypeVar
 
 from sparkwright.base.process.session import ProcessLimits, Running, start, watch
 from sparkwright.probe.environment import bytecode_folder
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 
 def child_folder() -> Path:

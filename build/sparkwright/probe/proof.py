@@ -21,7 +21,7 @@ import msgspec
 from sparkwright.base.config import Model, decode_json, to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError
-from sparkwright.store import storing, write_atomically
+from sparkwright.store.disk import storing, write_atomically
 
 PROOF_FORMAT = 1
 STOPPED = "it was stopped: "  # what the message of a run begins with that was killed at a limit

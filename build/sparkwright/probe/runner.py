@@ -34,7 +34,8 @@ from sparkwright.probe.environment import (
 )
 from sparkwright.probe.pool import ProbePool, child_folder, environment, interpreter
 from sparkwright.probe.proof import DISTURBED, STOPPED, ProbeRun
-from sparkwright.store import Store, remove_tree
+from sparkwright.store.disk import remove_tree
+from sparkwright.store.paths import Store
 
 PACKAGE = "vllm"
 _OWN = "source"  # where vLLM's tree lies in a build's folder

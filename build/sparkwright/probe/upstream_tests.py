@@ -40,7 +40,8 @@ from sparkwright.probe.environment import (
 from sparkwright.probe.pool import ProbePool, environment
 from sparkwright.probe.runner import write_metadata
 from sparkwright.probe.upstream_choice import choose_tests
-from sparkwright.store import Store, remove_tree, storing, write_atomically
+from sparkwright.store.disk import remove_tree, storing, write_atomically
+from sparkwright.store.paths import Store
 
 _FORMAT = 1
 _KIND = "upstream-tests"

@@ -9,7 +9,7 @@ digest. At a target,
 * ``channels/NAME/states/`` holds every state by its digest.
 
 A channel has no pages for pip and uv: these verify no signature, and take whatever package a page adds. They
-install from requirements by digest, see `sparkwright.publish.offer.requirements`.
+install from requirements by digest, see `sparkwright.publish.reader.requirements`.
 """
 
 from __future__ import annotations

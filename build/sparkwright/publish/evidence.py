@@ -3,6 +3,7 @@
 Each command that finds something writes one file, ``evidence/SHA256/NAME.json`` beside the wheels. The files
 are not signed; a promotion names them by digest in its statement and publishes them beside the wheel.
 Proofs need no file: they are in the record of the wheel itself, which the audit compares with the merge.
+The policy of a channel says which evidence a wheel needs, when the channel expires, and what it keeps.
 """
 
 from __future__ import annotations
@@ -14,27 +15,91 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.base.config import Model, decode_json, to_builtins
+from sparkwright.base.config import Model, decode_json, load_toml, to_builtins
 from sparkwright.base.digests import sha256_bytes, sha256_file, to_json
-from sparkwright.base.errors import ArchiveError, MissingEvidenceError, PublishError, WheelError
+from sparkwright.base.errors import (
+    ArchiveError,
+    MissingEvidenceError,
+    PublishError,
+    UnknownNameError,
+    WheelError,
+)
 from sparkwright.base.events import warn
 from sparkwright.companion.inspection import CompanionAudit
-from sparkwright.companion.package import is_companion
+from sparkwright.companion.wheel import is_companion
+from sparkwright.lock.model import series_of
 from sparkwright.lock.runtime import beside, parse_runtime
 from sparkwright.publish.channel import stamp
 from sparkwright.publish.index import PublishedFile, describe, runtime_page, runtimes_in, wheels_in
-from sparkwright.publish.policy import ChannelPolicy, EvidenceKind
-from sparkwright.publish.series import series_of
-from sparkwright.store import storing, write_atomically
+from sparkwright.store.disk import storing, write_atomically
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.audit import AuditReport
 from sparkwright.wheel.names import parse_name
 from sparkwright.wheel.recorded import CARRIES, POINT, RECORD_FOLDER
+
+POLICY_FILE = "channels.toml"
+_FORMAT = 1
+
+EvidenceKind = Literal["audit", "proofs", "rehearsal", "rehearsal-older", "verify"]
+"""``rehearsal-older`` is one over an older release's wheel for the CPU; a ``rehearsal`` counts as it, too."""
+
+
+class ChannelPolicy(Model, frozen=True):
+    """The policy of one channel.
+
+    Attributes:
+        requires: kinds of evidence, in the order in which they are made; of a companion, whose kernels no
+            carry changes and no model verifies, only the audit is asked for.
+        expires_days: days after which a generation is trusted no longer.
+        capability: compute capability that ``verify`` has to have run on, such as ``12.1``; empty for any.
+        keep_days: days for which ``channel prune`` keeps wheels and generations; for ever if `None`.
+    """
+
+    requires: tuple[EvidenceKind, ...]
+    expires_days: Annotated[int, msgspec.Meta(ge=1, le=3650)]
+    capability: str = ""
+    keep_days: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+class ChannelPolicies(Model, frozen=True):
+    """The policies by channel, ``patchsets/channels.toml``."""
+
+    format: Literal[1]
+    channel: dict[str, ChannelPolicy]
+
+
+def load_policies(path: Path) -> dict[str, ChannelPolicy]:
+    """Return the policies by channel in the file at *path*.
+
+    Raises:
+        ConfigError: the file is missing or does not match its format.
+    """
+    return load_toml(path, ChannelPolicies, newest_format=_FORMAT).channel
+
+
+def load_policy(path: Path, channel: str) -> ChannelPolicy:
+    """Return the policy of *channel* in the file at *path*; see `load_policies`.
+
+    Raises:
+        UnknownNameError: it has no such channel.
+    """
+    policies = load_policies(path)
+    if channel not in policies:
+        raise UnknownNameError(
+            f"channel {channel} has no policy",
+            because=f"{path} has {', '.join(policies)}",
+            next_step=f"name one of these, or add [channel.{channel}] with requires and expires-days there",
+        )
+    return policies[channel]
+
+
+# Evidence --------------------------------------------------------------------------------------------
+
 
 FOLDER = "evidence"
 _MOST_BYTES = 16 << 20

@@ -23,6 +23,7 @@ from packaging.version import InvalidVersion, Version
 from sparkwright.base.digests import sha256_bytes, sha256_file
 from sparkwright.base.errors import PublishError
 from sparkwright.base.events import emit, warn
+from sparkwright.lock.model import series_of
 from sparkwright.lock.runtime import (
     SUFFIX,
     LockedPackage,
@@ -31,8 +32,7 @@ from sparkwright.lock.runtime import (
     read_runtime,
     runtime_name,
 )
-from sparkwright.publish.series import series_of
-from sparkwright.store import hold, storing, write_atomically
+from sparkwright.store.disk import hold, storing, write_atomically
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.checks import is_ours
 from sparkwright.wheel.names import WheelName, header, parse_name
@@ -50,6 +50,15 @@ BEGINNING = b"""<!DOCTYPE html>
 SIMPLE = "simple"
 _METADATA = ".metadata"
 _LOCK = ".publish.lock"
+DIST_VARIABLE = "SPARKWRIGHT_DIST"
+
+
+def dist_folder(root: Path, chosen: Path | None = None) -> Path:
+    """Return *chosen*, or the folder named by ``SPARKWRIGHT_DIST``, or ``dist/`` in the checkout *root*."""
+    if chosen is not None:
+        return chosen
+    named = os.environ.get(DIST_VARIABLE)
+    return Path(named) if named else root / "dist"
 
 
 @dataclass(frozen=True)

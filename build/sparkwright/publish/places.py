@@ -16,10 +16,9 @@ from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit, urlun
 from sparkwright.base.digests import CHUNK
 from sparkwright.base.errors import ConfigError, FetchError, NotInStoreError
 from sparkwright.publish.channel import CHANNELS, require_channel_name
-from sparkwright.publish.folder_target import FolderTarget
 from sparkwright.publish.s3_target import S3Target
-from sparkwright.publish.target import MOST_BYTES, Mirror, Stored, Target, checked_path, hashed
-from sparkwright.upstream.settings import IndexSettings, read_settings
+from sparkwright.publish.target import MOST_BYTES, FolderTarget, Mirror, Stored, Target, checked_path, hashed
+from sparkwright.upstream.network import IndexSettings, read_settings
 
 if TYPE_CHECKING:
     import requests

@@ -33,12 +33,10 @@ from sparkwright.publish.channel import (
     stamp,
     state_path,
 )
-from sparkwright.publish.evidence import Candidate, stated_series
+from sparkwright.publish.evidence import Candidate, ChannelPolicy, stated_series
 from sparkwright.publish.keys import ChannelKeys, load_publisher
-from sparkwright.publish.lease import Lease
-from sparkwright.publish.policy import ChannelPolicy
 from sparkwright.publish.repository import ReadChannel, read_channel, read_unverified, signed_metadata
-from sparkwright.publish.target import Stored, Target
+from sparkwright.publish.target import Lease, Stored, Target
 from sparkwright.publish.trust import Trust, place_of
 
 

@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from sparkwright.base.events import emit, task
-from sparkwright.companion.package import is_companion
+from sparkwright.companion.wheel import is_companion
+from sparkwright.lock.model import series_of
 from sparkwright.publish.channel import (
     CHANNELS,
     ChannelState,
@@ -31,11 +32,9 @@ from sparkwright.publish.channel import (
     stamp,
     state_path,
 )
-from sparkwright.publish.lease import Lease
-from sparkwright.publish.policy import ChannelPolicy
+from sparkwright.publish.evidence import ChannelPolicy
 from sparkwright.publish.promote import ChannelPublisher
-from sparkwright.publish.series import series_of
-from sparkwright.publish.target import Entry
+from sparkwright.publish.target import Entry, Lease
 
 GRACE = timedelta(days=1)
 """For which unnamed files are left alone: a publisher may be about to name them."""

@@ -40,7 +40,7 @@ from sparkwright.base.errors import (
     UntrustedKeyError,
 )
 from sparkwright.publish.channel import STATE, ChannelState, decode_state, metadata_path, state_path
-from sparkwright.publish.roots import ONLINE, OURS, ChannelRoot
+from sparkwright.publish.keys import ONLINE, OURS, ChannelRoot
 from sparkwright.publish.target import Stored, require_signed
 from sparkwright.publish.trust import Trust
 

@@ -22,7 +22,7 @@ from urllib.parse import quote
 from sparkwright.base.digests import CHUNK, sha256_file
 from sparkwright.base.errors import LostRaceError, SparkwrightError, ToolError, UploadError
 from sparkwright.publish.target import Entry, Stored, checked_path, lost_race, require_digest
-from sparkwright.upstream.settings import IndexSettings
+from sparkwright.upstream.network import IndexSettings
 
 T = TypeVar("T")
 

@@ -17,10 +17,9 @@ from pathlib import Path
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import SignatureError, UntrustedKeyError
 from sparkwright.publish.channel import metadata_path
-from sparkwright.publish.keys import published_root
-from sparkwright.publish.roots import ChannelRoot, read_root, root_name
+from sparkwright.publish.keys import ChannelRoot, published_root, read_root, root_name
 from sparkwright.publish.target import Mirror, Target
-from sparkwright.store import hold, storing, write_atomically
+from sparkwright.store.disk import hold, storing, write_atomically
 
 _INSTEAD = "set XDG_DATA_HOME to a writable folder"
 _PINNED = "pinned.json"

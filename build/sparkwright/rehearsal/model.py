@@ -13,7 +13,7 @@ from sparkwright.base.digests import sha256_file, to_json
 from sparkwright.base.text import code_span
 from sparkwright.engine.outcomes import CheckOutcome
 from sparkwright.merge.report import MergeReport, OutcomeKind
-from sparkwright.store import storing, write_atomically
+from sparkwright.store.disk import storing, write_atomically
 
 Verdict = Literal["passed", "failed", "undecided"]
 

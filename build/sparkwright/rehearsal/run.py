@@ -23,7 +23,7 @@ from sparkwright.engine.outcomes import (
 from sparkwright.merge.engine import merge_patchset
 from sparkwright.merge.report import MergeReport
 from sparkwright.pipeline.job import Job
-from sparkwright.publish import dist_folder
+from sparkwright.publish.index import dist_folder
 from sparkwright.rehearsal.model import (
     DEFAULT,
     PACKAGE,

@@ -17,12 +17,12 @@ from sparkwright.base.errors import DigestError, ProcessError, RehearsalError
 from sparkwright.base.events import task, warn
 from sparkwright.base.process.run import run
 from sparkwright.git.trees import make_read_only
-from sparkwright.lock.model import Artifact, RehearsalPin
-from sparkwright.lock.native import Package
+from sparkwright.lock.model import Artifact, Package, RehearsalPin
 from sparkwright.native.packages import unpack_package
 from sparkwright.pipeline.job import Job
 from sparkwright.recipes.recipe import shipped_path
-from sparkwright.store import Store, remove_tree, write_atomically
+from sparkwright.store.disk import remove_tree, write_atomically
+from sparkwright.store.paths import Store
 from sparkwright.upstream.index import IndexFile, find, remote_size, versions
 from sparkwright.upstream.releases import Access
 

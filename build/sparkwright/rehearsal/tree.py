@@ -24,8 +24,7 @@ from sparkwright.base.errors import ProcessError, RehearsalError
 from sparkwright.base.events import task, warn
 from sparkwright.base.process.run import install_packages, make_venv, run, uv_program
 from sparkwright.git.trees import blob_id, make_read_only
-from sparkwright.lock.model import Artifact
-from sparkwright.lock.native import Package
+from sparkwright.lock.model import Artifact, Package
 from sparkwright.native.packages import unpack_package
 from sparkwright.pipeline.job import Job
 from sparkwright.probe.environment import fingerprint
@@ -33,7 +32,8 @@ from sparkwright.probe.environment import prepare_environment as prepare_probes
 from sparkwright.probe.environment import requirements as probes_requirements
 from sparkwright.rehearsal.model import PACKAGE, ServedTree
 from sparkwright.rehearsal.stock import PROJECT, pin_of, prepare_model, require_wheel, write_recipe
-from sparkwright.store import Store, remove_tree
+from sparkwright.store.disk import remove_tree
+from sparkwright.store.paths import Store
 
 # Part of the key: raised when a tree is laid out otherwise.
 _RULES = 1

@@ -26,8 +26,7 @@ from sparkwright.search.model import (
     UntestableError,
 )
 from sparkwright.search.strategy import Question, search, solve
-from sparkwright.store.atomic import storing
-from sparkwright.store.removal import remove_tree
+from sparkwright.store.disk import remove_tree, storing
 
 
 def bisect(problem: SearchProblem, judge: CandidateJudge, folder: Path) -> SearchResult:

@@ -27,7 +27,7 @@ from sparkwright.probe.runner import run_probe
 from sparkwright.search.candidates import Realiser
 from sparkwright.search.metric import FigureSampler, MetricJudge, Rehearsing, Serving, parse_figure
 from sparkwright.search.model import CandidateJudge, Evaluation, StepVerdict
-from sparkwright.store import storing, write_atomically
+from sparkwright.store.disk import storing, write_atomically
 
 KINDS = "probe FILE, merge [CARRY …], verify CHECK, metric FIGURE@N --worse-by SHARE, run COMMAND …"
 _PACKAGE = "vllm"

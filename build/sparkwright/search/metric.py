@@ -29,15 +29,14 @@ from sparkwright.base.errors import (
 from sparkwright.base.events import emit
 from sparkwright.base.journal import JournalFile, read_lines
 from sparkwright.distributed.cluster import Cluster, ThisMachine
-from sparkwright.distributed.inputs import bring_files
-from sparkwright.distributed.tasks import Done, TaskLostError
+from sparkwright.distributed.tasks import Done, TaskLostError, bring_files
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.outcomes import CheckOutcome, CheckRequest, CheckResult, Verifier
 from sparkwright.rehearsal.model import DEFAULT, PARITY, RehearsalOptions
 from sparkwright.rehearsal.run import rehearse
 from sparkwright.search.candidates import Realiser
 from sparkwright.search.model import Evaluation, StepVerdict, UntestableError
-from sparkwright.store import storing, write_atomically
+from sparkwright.store.disk import storing, write_atomically
 from sparkwright.verify.compare import compare_pairs
 
 _FIRST_LOOK = 4

@@ -132,8 +132,8 @@ def _serving(realiser: Realiser, options: SearchOptions, verifier: Verifier) -> 
                 next_step="add --recipe NAME",
             )
         return None
-    from sparkwright.distributed.address import parse_cluster
     from sparkwright.distributed.cluster import Cluster, ThisMachine
+    from sparkwright.distributed.tasks import parse_cluster
     from sparkwright.recipes.recipe import load_recipe
 
     if options.judge.startswith("metric") and "," in options.cluster:

@@ -16,7 +16,8 @@ from pathlib import Path
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.recipes.recipe import SERVED_NAMES, Recipe
-from sparkwright.store import Store, remove_tree
+from sparkwright.store.disk import remove_tree
+from sparkwright.store.paths import Store
 
 _KEPT = 20
 

@@ -34,7 +34,7 @@ from sparkwright.serve.peer import Peer, refusal
 from sparkwright.serve.peer_copy import copy, list_model, list_tree
 from sparkwright.serve.preflight.checkpoint import find_folder
 from sparkwright.serve.settings import KEY_VARIABLE
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 if TYPE_CHECKING:
     from sparkwright.serve.plan import Plan

@@ -17,7 +17,7 @@ from sparkwright.recipes.shared import shared_reason
 from sparkwright.serve.caches import cache_key, caches_of, reason_of
 from sparkwright.serve.run import ServeOptions, server_variables
 from sparkwright.serve.settings import KEY_VARIABLE
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 
 _UNKNOWN_PYTHON, _UNKNOWN_KEY = "PYTHON", "KEY"
 _UNSAID = "the recipe has it"

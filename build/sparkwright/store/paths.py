@@ -18,11 +18,18 @@ from sparkwright.base.config import decode_json
 from sparkwright.base.digests import copy_hashed, sha256_file
 from sparkwright.base.errors import DigestError, LostFileError, StorageError
 from sparkwright.base.events import emit
-from sparkwright.store.atomic import storing, sweep_beside, write_atomically
-from sparkwright.store.locks import hold
-from sparkwright.store.owned import owned_file, owned_folder, shared, sweep_folder
-from sparkwright.store.remote import RemoteTier
-from sparkwright.store.removal import remove_tree
+from sparkwright.store.disk import (
+    hold,
+    owned_file,
+    owned_folder,
+    remove_tree,
+    shared,
+    storing,
+    sweep_beside,
+    sweep_folder,
+    write_atomically,
+)
+from sparkwright.store.remote.tier import RemoteTier
 from sparkwright.store.usage import ActiveRun, claim, note_use, running
 
 T = TypeVar("T")

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sparkwright.base.events import emit
-from sparkwright.store.atomic import storing
-from sparkwright.store.owned import is_owned, owned_file, sweep_file
+from sparkwright.store.disk import is_owned, owned_file, storing, sweep_file
 
 NOTED_EVERY_S = 3600.0
 

@@ -15,12 +15,11 @@ from sparkwright.base.events import emit
 from sparkwright.git.repository import Repository
 from sparkwright.lock.model import Artifact
 from sparkwright.lock.statements import ReleaseEvidence, WheelEvidence, stated_commit, stated_versions
-from sparkwright.upstream.commit_index import NIGHTLY, CommitWheel, as_file, find_wheel, list_wheels
 from sparkwright.upstream.download import fetch_artifact, transfer
 from sparkwright.upstream.evidence import read_wheel, tree_texts
-from sparkwright.upstream.network import shown
+from sparkwright.upstream.index import NIGHTLY, CommitWheel, as_file, find_wheel, list_wheels
+from sparkwright.upstream.network import IndexSettings, shown
 from sparkwright.upstream.releases import Access
-from sparkwright.upstream.settings import IndexSettings
 
 _WHEEL = "commit-wheel"
 _NIGHTLY = "nightly-commit"

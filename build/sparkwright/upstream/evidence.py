@@ -17,8 +17,7 @@ from sparkwright.base.events import emit
 from sparkwright.git.remotes import list_remote
 from sparkwright.lock.bump import Bumped, rewrite, successor
 from sparkwright.lock.check import CudaEvidence
-from sparkwright.lock.model import LOCK_FORMAT, Artifact, Lock
-from sparkwright.lock.native import Package
+from sparkwright.lock.model import LOCK_FORMAT, Artifact, Lock, Package
 from sparkwright.lock.statements import (
     VERSION_FILE,
     ReleaseEvidence,
@@ -29,9 +28,8 @@ from sparkwright.lock.statements import (
     stated_commit,
 )
 from sparkwright.upstream.archive import read_sdist
-from sparkwright.upstream.download import fetch_artifact
+from sparkwright.upstream.download import fetch_artifact, fetch_members
 from sparkwright.upstream.index import IndexFile, find
-from sparkwright.upstream.members import fetch_members
 from sparkwright.upstream.releases import PROJECT, Access, Pristine, as_artifact
 
 _MAX_TEXT_BYTES = 16 << 20

@@ -20,11 +20,11 @@ from sparkwright.git.remotes import list_remote
 from sparkwright.git.repository import Repository
 from sparkwright.git.trees import FileEntry, import_files
 from sparkwright.lock.model import Artifact, Lock
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 from sparkwright.upstream.archive import read_sdist
 from sparkwright.upstream.download import fetch_artifact
 from sparkwright.upstream.index import IndexFile, find, remote_size
-from sparkwright.upstream.settings import IndexSettings
+from sparkwright.upstream.network import IndexSettings
 
 PROJECT = "vllm"
 

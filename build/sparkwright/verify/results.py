@@ -12,7 +12,7 @@ import msgspec
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import sha256_file, to_json
 from sparkwright.engine.findings import Verdict
-from sparkwright.store import storing, write_atomically
+from sparkwright.store.disk import storing, write_atomically
 from sparkwright.verify.journal import FILE, Contents, Run, read_journal
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import profile_of

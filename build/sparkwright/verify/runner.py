@@ -18,15 +18,14 @@ from sparkwright.base.config import Model, convert
 from sparkwright.base.errors import ConfigError, ServerError
 from sparkwright.base.events import emit
 from sparkwright.distributed.cluster import Cluster
-from sparkwright.distributed.inputs import bring_files, share_file, share_json
-from sparkwright.distributed.tasks import GB10, GPU, OUT, Done, Task
+from sparkwright.distributed.tasks import GB10, GPU, OUT, Done, Task, bring_files, share_file, share_json
 from sparkwright.engine.environment import runtime_beside
 from sparkwright.engine.findings import Finding
 from sparkwright.engine.outcomes import CheckRequest, CheckResult, Verifier, broken_server, outcomes_of
 from sparkwright.engine.server.failures import ServerFailedError
 from sparkwright.recipes.evidence import Evidence
 from sparkwright.recipes.write import recipe_text
-from sparkwright.store import Store, open_store
+from sparkwright.store.paths import Store, open_store
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.checks.settings import BEST, arm_of
 from sparkwright.verify.options import VerifyOptions, recipe_and_use

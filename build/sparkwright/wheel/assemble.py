@@ -20,7 +20,7 @@ from sparkwright.base.digests import sha256_file, to_json
 from sparkwright.base.errors import DigestError, NativeInputsError, WheelError
 from sparkwright.base.events import emit
 from sparkwright.lock.model import Lock
-from sparkwright.store import atomic_file, storing
+from sparkwright.store.disk import atomic_file, storing
 from sparkwright.wheel.names import (
     VERSION_FILE,
     WheelName,

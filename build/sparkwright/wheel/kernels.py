@@ -18,7 +18,7 @@ import msgspec
 
 from sparkwright.base.config import Model, convert, to_builtins
 from sparkwright.base.errors import WheelError
-from sparkwright.lock.native import DroppedBinary
+from sparkwright.lock.model import DroppedBinary
 from sparkwright.native.device_code import Tally
 from sparkwright.native.model import Extension, Target
 from sparkwright.wheel.archive import Archive, open_archive

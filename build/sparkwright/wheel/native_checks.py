@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
-from sparkwright.lock.native import Binary, NativePin
+from sparkwright.lock.model import Binary, NativePin
 from sparkwright.native.device_code import KernelClass, Tally, classify, of_class
 from sparkwright.native.elf import honest_platform, over_platform
 from sparkwright.native.inspection import Inspection, Python, unprovided

@@ -21,7 +21,7 @@ from pathlib import Path
 from sparkwright.base.digests import CHUNK, digest_of, sha256_file
 from sparkwright.base.errors import ArchiveError
 from sparkwright.base.members import name_fault
-from sparkwright.store import Store
+from sparkwright.store.paths import Store
 from sparkwright.wheel.archive import (
     CENTRAL,
     CENTRAL_SIGNATURE,

@@ -14,7 +14,7 @@ from wheelkit import sha256
 from world import Ran, World
 
 from sparkwright.base.errors import ProcessError
-from sparkwright.store import remove_tree
+from sparkwright.store.disk import remove_tree
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from native_kit import HERE, PROGRAM, Member, make_wheel, native_tables, offer, 
 from world import World, ended, finish, wait_until
 
 from sparkwright.base.errors import ToolError
-from sparkwright.lock.native import ExtensionSpec
+from sparkwright.lock.model import ExtensionSpec
 from sparkwright.native.host import find_compiler
 from sparkwright.native.model import Target
 

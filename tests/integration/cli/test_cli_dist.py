@@ -9,7 +9,7 @@ from world import World
 
 from sparkwright.pipeline.job import open_job
 from sparkwright.pipeline.options import BuildOptions
-from sparkwright.publish import dist_folder
+from sparkwright.publish.index import dist_folder
 
 pytestmark = pytest.mark.usefixtures("proved")
 

@@ -17,13 +17,13 @@ from sparkwright.base.errors import MissingSourceError, WheelError
 from sparkwright.cli.wheel import native_hint
 from sparkwright.git.repository import open_repository
 from sparkwright.git.trees import FileEntry
-from sparkwright.lock.native import Candidate, SourcePin
+from sparkwright.lock.model import Candidate, SourcePin
 from sparkwright.native.build import record_extension
 from sparkwright.native.model import Extension, Target
 from sparkwright.native.sources import keep_source
 from sparkwright.pipeline.checkout import open_checkout
+from sparkwright.upstream.network import IndexSettings
 from sparkwright.upstream.releases import Access
-from sparkwright.upstream.settings import IndexSettings
 from sparkwright.wheel.assemble import AssemblyPlan, BinarySource, assemble
 from sparkwright.wheel.binaries import Expectation
 from sparkwright.wheel.kernels import KERNELS, kernels_record

@@ -21,8 +21,8 @@ from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.pipeline.job import make_job
 from sparkwright.pipeline.options import BuildOptions
 from sparkwright.pipeline.pins import pin_of
+from sparkwright.upstream.network import read_settings
 from sparkwright.upstream.releases import Access
-from sparkwright.upstream.settings import read_settings
 
 pytestmark = pytest.mark.usefixtures("proved")
 

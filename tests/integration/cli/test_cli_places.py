@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from world import World, files_below
 
-from sparkwright.store import remove_tree
+from sparkwright.store.disk import remove_tree
 
 pytestmark = pytest.mark.usefixtures("proved")
 

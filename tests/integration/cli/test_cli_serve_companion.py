@@ -14,8 +14,7 @@ import wheelkit
 
 from sparkwright.cli.main import main
 from sparkwright.companion.model import load_companion
-from sparkwright.companion.package import companion_version
-from sparkwright.companion.wheel import RECORD
+from sparkwright.companion.wheel import RECORD, companion_version
 from sparkwright.engine.flashinfer import CUBIN
 from sparkwright.native.host import this_machine
 from sparkwright.native.model import Target

@@ -18,7 +18,7 @@ from sparkwright.base.digests import sha256_file
 from sparkwright.lock.runtime import beside
 from sparkwright.probe.environment import requirements
 from sparkwright.publish.evidence import install_command
-from sparkwright.store import remove_tree
+from sparkwright.store.disk import remove_tree
 
 
 def ours(world: World, name: str) -> Any:

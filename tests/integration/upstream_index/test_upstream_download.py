@@ -16,7 +16,7 @@ from sparkwright.base.events import subscribe
 from sparkwright.lock.model import Artifact
 from sparkwright.upstream.download import fetch_artifact
 from sparkwright.upstream.index import find, locate, remote_size
-from sparkwright.upstream.settings import IndexSettings
+from sparkwright.upstream.network import IndexSettings
 
 
 @pytest.fixture
@@ -186,9 +186,9 @@ def child(store, artifact, index):
     """A process of its own that fetches *artifact*."""
     code = (
         "import sys; from pathlib import Path\n"
-        "from sparkwright.lock.model import Artifact; from sparkwright.store import open_store\n"
+        "from sparkwright.lock.model import Artifact; from sparkwright.store.paths import open_store\n"
         "from sparkwright.upstream.download import fetch_artifact\n"
-        "from sparkwright.upstream.settings import IndexSettings\n"
+        "from sparkwright.upstream.network import IndexSettings\n"
         "home, name, sha256, size, url = sys.argv[1:]\n"
         "artifact = Artifact(filename=name, sha256=sha256, size=int(size))\n"
         "print(fetch_artifact(open_store(Path(home)), artifact, IndexSettings(index_url=url)))\n"

@@ -10,7 +10,7 @@ from http_index import DATA, NAME, Fault
 from sparkwright.base.errors import DigestError, FetchError
 from sparkwright.upstream.download import adopt_copy, fetch_artifact
 from sparkwright.upstream.index import find, locate, remote_size
-from sparkwright.upstream.settings import IndexSettings
+from sparkwright.upstream.network import IndexSettings
 
 
 @pytest.fixture

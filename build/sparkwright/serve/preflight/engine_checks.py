@@ -13,7 +13,7 @@ from packaging.version import Version
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.engine.flashinfer import build_command
 from sparkwright.engine.installed import COMPANION, LOADERS, EngineFacts, runs_on
-from sparkwright.publish.series import series_of
+from sparkwright.lock.model import series_of
 from sparkwright.recipes.recipe import Recipe
 from sparkwright.recipes.release_options import question_of
 from sparkwright.recipes.rules import ServerOptions, before, incompatibilities

@@ -4,8 +4,3 @@ The layout is that of Bazel's HTTP caches: ``cas/<sha256>`` holds files, ``ac/<s
 records that name them. Open `tier` first: `sparkwright.store.paths` reads by it on a local miss, and writes
 new results by it.
 """
-
-from sparkwright.store.remote.settings import RemoteSettings, read_remote_settings
-from sparkwright.store.remote.tier import RemoteTier, open_tier
-
-__all__ = ["RemoteSettings", "RemoteTier", "open_tier", "read_remote_settings"]

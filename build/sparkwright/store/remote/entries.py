@@ -1,4 +1,4 @@
-"""Records as the remote tier keeps them: with their kind and key, and signed by their writer.
+"""Records as the remote tier keeps them: with kind and key, and signed by their writer (ed25519, RFC 8032).
 
 A signature covers kind, key and record together, so no entry counts under another key. An older entry of the
 same key is as true as a newer one: a key is the digest of all inputs, and results do not expire. So neither
@@ -9,14 +9,154 @@ from __future__ import annotations
 
 import base64
 import binascii
+import contextlib
 import json
-from collections.abc import Mapping
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from sparkwright.base.config import decode_json
 from sparkwright.base.digests import sha256_bytes
-from sparkwright.store.remote.keys import MachineKey, WriterKey
+from sparkwright.base.errors import ConfigError
+from sparkwright.store.disk import storing
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+
+_PREFIX = "ed25519:"
+_RAW_BYTES = 32
+
+
+@dataclass(frozen=True)
+class WriterKey:
+    """A writer's public key, 32 bytes."""
+
+    raw: bytes
+
+    @cached_property
+    def id(self) -> str:
+        """Return the first 16 hex digits of its SHA-256, by which records name it."""
+        return sha256_bytes(self.raw)[:16]
+
+    @property
+    def text(self) -> str:
+        """Return it as ``store.toml`` has it."""
+        return f"{_PREFIX}{base64.b64encode(self.raw).decode()}"
+
+    @classmethod
+    def parse(cls, text: str) -> WriterKey:
+        """Return the key that *text* spells, as `text` does.
+
+        Raises:
+            ConfigError: it spells none.
+        """
+        try:
+            raw = base64.b64decode(text.removeprefix(_PREFIX), validate=True)
+        except (binascii.Error, ValueError):
+            raw = b""
+        if not text.startswith(_PREFIX) or len(raw) != _RAW_BYTES:
+            raise ConfigError(
+                "a writer of the remote store has no usable key",
+                because=f"{text[:60]!r} is not {_PREFIX} and 32 bytes in base64",
+                next_step="'sparkwright store status' prints the key of a machine",
+            )
+        return cls(raw)
+
+    def signed(self, data: bytes, signature: bytes) -> bool:
+        """Tell if *signature* is this writer's signature of *data*."""
+        from cryptography.exceptions import InvalidSignature
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+        try:
+            Ed25519PublicKey.from_public_bytes(self.raw).verify(signature, data)
+        except (InvalidSignature, ValueError):
+            return False
+        return True
+
+
+@dataclass(frozen=True)
+class MachineKey:
+    """This machine's private key."""
+
+    private: Ed25519PrivateKey
+
+    @cached_property
+    def public(self) -> WriterKey:
+        """Return its public half."""
+        return WriterKey(self.private.public_key().public_bytes_raw())
+
+    def sign(self, data: bytes) -> bytes:
+        """Return the signature of *data*, 64 bytes."""
+        return self.private.sign(data)
+
+
+def by_id(keys: Iterable[WriterKey]) -> dict[str, WriterKey]:
+    """Return *keys* by their ids."""
+    return {key.id: key for key in keys}
+
+
+def find_key(path: Path) -> MachineKey | None:
+    """Return the key in the file at *path*, or `None` where there is no such file.
+
+    Raises:
+        ConfigError: others may read the file, or it holds no such key.
+    """
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    try:
+        with path.open("rb") as stream:
+            mode = stat.S_IMODE(os.fstat(stream.fileno()).st_mode)
+            data = stream.read()
+    except FileNotFoundError:
+        return None
+    if mode & 0o077:
+        raise _unusable(path, f"others may read it (mode {mode:o})", f"chmod 600 {path}, or make another")
+    try:
+        private = load_pem_private_key(data, password=None)
+    except (ValueError, TypeError) as error:
+        raise _unusable(path, "it holds no private key in PEM form", "remove it: another is made") from error
+    if not isinstance(private, Ed25519PrivateKey):
+        raise _unusable(path, "its key is not of the kind ed25519", "remove it: another is made")
+    return MachineKey(private)
+
+
+def require_key(path: Path) -> MachineKey:
+    """Return the key in the file at *path*, made on first use for its owner alone; raise as `find_key`."""
+    if (found := find_key(path)) is not None:
+        return found
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+    made = Ed25519PrivateKey.generate()
+    data = made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    with storing(f"making the key {path}", instead="name another place in SPARKWRIGHT_STORE_KEY"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(handle, "wb") as stream:
+                stream.write(data)
+            with contextlib.suppress(FileExistsError):  # another run was faster
+                path.hardlink_to(temporary)
+        finally:
+            temporary.unlink()
+    return find_key(path) or MachineKey(made)
+
+
+def _unusable(path: Path, because: str, next_step: str) -> ConfigError:
+    return ConfigError(f"the key {path} cannot be used", because=because, next_step=next_step)
+
+
+# Entries ---------------------------------------------------------------------------------------------
+
 
 MOST_ENTRY_BYTES = 16 << 20
 

@@ -25,11 +25,14 @@ from sparkwright.store.remote.entries import (
     NAMING_FILES,
     TRAVELLING,
     RefusedEntryError,
+    WriterKey,
+    by_id,
     decode_entry,
     encode_entry,
+    find_key,
     place_of,
+    require_key,
 )
-from sparkwright.store.remote.keys import WriterKey, by_id, find_key, require_key
 from sparkwright.store.remote.settings import RemoteSettings, read_remote_settings
 
 T = TypeVar("T")
