@@ -269,8 +269,8 @@ def key() -> None:
 @key.command("show")
 @_NAME
 def show_key(channel: str) -> Result:
-    """Show this machine's key for channel NAME, and its root; both are made on first use."""
-    return _shown_keys(load_publisher(_home(channel, new=True)))
+    """Show this machine's key for channel NAME, and its root."""
+    return _shown_keys(load_publisher(_home(channel)))
 
 
 @key.command("rotate")
@@ -322,10 +322,10 @@ def pin(*, place: str, digest: str, offline: bool) -> Result:
     return Result(_described_root(root), [("pinned", told)])
 
 
-def _home(channel: str, *, new: bool = False) -> Path:
-    """Return the folder of this machine's key for *channel*, which has to exist unless it may be *new*."""
+def _home(channel: str) -> Path:
+    """Return the folder of this machine's key for *channel*, which has to exist."""
     home = default_trust().publisher / require_channel_name(channel)
-    if not new and published_root(home) is None:
+    if published_root(home) is None:
         raise UnknownNameError(
             f"this machine has no key for channel {channel}",
             next_step=f"sparkwright channel promote WHEEL --to {channel} makes one",

@@ -183,6 +183,13 @@ def test_a_stolen_key_is_replaced_and_the_channel_signed_again(built: World) -> 
     assert before["key"][:16] in built.good("channel", "key", "show", "nightly").out
 
 
+@pytest.mark.parametrize("change", ["show", "rotate"])
+def test_looking_at_the_key_of_an_unknown_channel_makes_none(built: World, change: str) -> None:
+    refused = built.call("channel", "key", change, "absent")
+    assert (refused.status, "no key for channel absent" in refused.err) == (10, True)
+    assert not (Path(built.environment["XDG_DATA_HOME"]) / "sparkwright/publisher/absent").exists()
+
+
 def test_a_key_that_others_can_read_is_refused(built: World) -> None:
     built.good("channel", "promote", built.wheels[0], "--to", "nightly")
     key = Path(built.environment["XDG_DATA_HOME"]) / "sparkwright/publisher/nightly"
