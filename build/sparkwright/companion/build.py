@@ -93,10 +93,7 @@ class Places:
 def configure_modules(modules: Iterable[DescribedModule], places: Places, cxx: Path) -> Configuration:
     """Return every unit and link of *modules*.
 
-    Args:
-        modules: as FlashInfer describes them.
-        places: the paths in their commands.
-        cxx: the host's compiler; FlashInfer does not hand it to nvcc where that links.
+    FlashInfer does not hand *cxx*, the host's compiler, to nvcc where that links.
 
     Raises:
         NativeBuildError: a module has a step that neither compiles nor links.
@@ -168,11 +165,6 @@ def compile_modules(
 ) -> dict[str, CompiledModule]:
     """Return each module of *configuration* by its name, from the store or compiled.
 
-    Args:
-        builder: the settings of the build.
-        inputs: the tree as from `source_tree`, the toolchain and the target.
-        configuration: as from `configure_modules`.
-
     Raises:
         NativeBuildError: the linker fails.
         CompileError, NotEnoughMemoryError, StorageError, ToolError: see `compile_units`.
@@ -201,10 +193,7 @@ class CompanionJob:
     """One build of kernels.
 
     Attributes:
-        access: the store, its repository, the network settings.
         lock: the pin of the series: its toolkit compiles.
-        spec: the series' list of kernels.
-        target: the machine and card.
         modules: names in `spec`, as from `CompanionSpec.chosen`.
         python: interpreter for generators; see `GeneratorSite`.
         logs: folder for one log a unit.
@@ -230,8 +219,6 @@ class CompiledKernels:
     Attributes:
         modules: finished libraries by FlashInfer's names for them.
         listed: the list's name of each, by FlashInfer's.
-        configuration: the commands that made them.
-        tree: git id of the compiled sources.
     """
 
     modules: dict[str, CompiledModule]

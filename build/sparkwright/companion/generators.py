@@ -31,12 +31,7 @@ _DECIDING = ("FLASHINFER_", "CUDA_", "NVCC_", "PYTHON", "TORCH_CUDA_ARCH_LIST")
 
 @dataclass(frozen=True)
 class Command:
-    """One command of the build file that FlashInfer writes for ninja.
-
-    Attributes:
-        source: the first file that it reads.
-        output: the file that it writes.
-    """
+    """One command of the build file that FlashInfer writes for ninja."""
 
     source: str
     output: str
@@ -78,7 +73,6 @@ class GeneratorSite:
 
     Attributes:
         python: an interpreter that has torch, for any machine, and tvm_ffi.
-        flashinfer: the unpacked wheel of FlashInfer.
         imports: unpacked wheels that FlashInfer imports besides.
         tvm_ffi: the unpacked wheel of ``apache-tvm-ffi``, of which only headers are used.
         workspace: FlashInfer's folder for generated sources, empty before.
@@ -96,12 +90,7 @@ def describe_modules(
 ) -> Description:
     """Return the modules called *names* as FlashInfer's generators describe them.
 
-    Args:
-        spec: the series' list.
-        names: names in `spec`.
-        site: where the generators run; sources that they write are in its workspace afterwards.
-        target: the machine and card of the build.
-        toolchain: the compilers that are to be called.
+    Sources that they write are in the workspace of *site* afterwards.
 
     Raises:
         NativeBuildError: a generator fails, or describes something that cannot be compiled from sources.
@@ -188,11 +177,6 @@ _HEADERS = frozenset({".h", ".hpp", ".cuh"})
 
 def source_tree(access: Access, spec: CompanionSpec, site: GeneratorSite) -> str:
     """Return the git id of the tree to compile: FlashInfer's sources, headers of tvm_ffi, generated files.
-
-    Args:
-        access: the store and its repository.
-        spec: the series' list: it names the folders.
-        site: the unpacked wheels, and the workspace that generators have written to.
 
     Raises:
         NativeBuildError: a generated file holds a path of this machine.

@@ -51,11 +51,7 @@ class CompanionAudit:
     """The result of an audit.
 
     Attributes:
-        filename: the wheel's name.
-        size: in bytes.
-        target: the machine and card that it is for.
         modules: size of each module in bytes, unpacked.
-        cubins: number of cubins of each module.
     """
 
     filename: str
@@ -117,10 +113,7 @@ class _Subject:
 def audit_companion(wheel: Path, inspector: Inspector, surroundings: Surroundings) -> CompanionAudit:
     """Return the audit of the companion *wheel*.
 
-    Args:
-        wheel: the file.
-        inspector: inspects its binaries.
-        surroundings: the CUDA runtime and tvm_ffi of its machine.
+    *surroundings* are the CUDA runtime and tvm_ffi of its machine.
 
     Raises:
         ArchiveError: it is damaged or an unsafe archive.

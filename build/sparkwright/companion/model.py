@@ -41,7 +41,6 @@ class CompanionSpec(Model, frozen=True):
     """The kernels of a series.
 
     Attributes:
-        format: version of the file's format.
         flashinfer: the wheel ``flashinfer-python`` of the series; it has generators and sources.
         tvm_ffi: the wheel ``apache-tvm-ffi`` by machine: headers, and the library that kernels call.
         paths: folders below ``flashinfer/data`` that hold the sources.

@@ -101,12 +101,7 @@ def architecture_name(target: Target) -> str:
 def companion_version(flashinfer: str, cuda: str, target: Target, record: Mapping[str, Any]) -> str:
     """Return the version of a companion: FlashInfer's, with CUDA, architecture and content after the plus.
 
-    Args:
-        flashinfer: FlashInfer's version.
-        cuda: the toolkit's version, ``major.minor``.
-        target: the machine and card.
-        record: what it holds and was made from: another record gives another version, since a published file
-            never changes.
+    Another *record* of what it holds and was made from gives another version: a published file never changes.
     """
     content = digest_of(record)
     # A letter in front: a part of digits alone would be a number to PEP 440, and lose its zeros.
@@ -139,10 +134,6 @@ def companion_bill(record: Mapping[str, Any], version: str) -> bytes:
 
     The primary component is the wheel. The others are FlashInfer's wheel, whose sources are compiled, that
     of tvm_ffi, whose headers they include, every module, and the packages of the toolchain.
-
-    Args:
-        record: as from `record_of`.
-        version: the companion's.
     """
     from cyclonedx.model.bom import Bom
     from cyclonedx.model.component import Component, ComponentType
@@ -219,7 +210,6 @@ class CompiledModule:
 
     Attributes:
         sha256: digest of the file.
-        size: in bytes.
         arches: number of units that compile to each device code, such as ``sm_121a``.
     """
 
@@ -234,7 +224,6 @@ class CompanionWheel:
     """A finished wheel.
 
     Attributes:
-        size: in bytes.
         modules: names of its modules, as FlashInfer calls them.
     """
 
@@ -250,10 +239,7 @@ class CompanionContent:
     """The inputs that decide the bytes of a companion.
 
     Attributes:
-        spec: the series' list.
-        target: the machine and card.
         cuda: version of the toolkit that compiled the modules, ``major.minor``.
-        modules: finished modules by name.
         record: what they were made from, JSON-ready.
         licences: licence texts of FlashInfer's wheel by file name.
     """

@@ -67,12 +67,8 @@ class Cluster:
     ) -> None:
         """Run *tasks*, at least one, on workers that are started for them.
 
-        Args:
-            tasks: the tasks.
-            take: takes a result, which may be anything; false if it is not what was asked for, and has to be
-                made again.
-            title: name of the work in progress; empty to show none.
-            unit: name of its parts.
+        *take* takes a result, which may be anything, and returns false for one that is not what was asked
+        for, and has to be made again. Progress is shown where there is a *title* for it.
 
         Raises:
             SparkwrightError: the error of the first task that failed, or what *take* raises.
@@ -144,9 +140,7 @@ class Machine:
     """A machine with a worker.
 
     Attributes:
-        offer: what it offers, once it is ready.
         running: its tasks, with the time of their start.
-        refused: results of it that were not taken.
         fit: it gets tasks.
         alive: it is connected.
         heard: when it gave the last sign of life.

@@ -26,7 +26,6 @@ class ClusterAddress:
     """The machines of a cluster.
 
     Attributes:
-        name: the address, as it is shown.
         hosts: the machines, on each of which a worker is started for the length of a command.
     """
 
@@ -137,7 +136,6 @@ class Offer(Model, frozen=True, kw_only=False, tag="offer"):
 
     Attributes:
         slots: tasks that the machine runs at once.
-        mib: memory that these may take together.
         has: what tasks may need of it.
     """
 

@@ -56,7 +56,6 @@ class TaskRunner:
     Attributes:
         store: the store here, whose remote tier is the one that machines share.
         program: the command that runs sparkwright.
-        machine: name of this machine in results.
         environment: variables of tasks beside the process's own.
     """
 

@@ -43,8 +43,6 @@ class Bumped:
     """A lock moved to another release or commit.
 
     Attributes:
-        text: the new text of ``upstream.lock``.
-        changes: the values that differ from the old lock.
         notes: remarks for the user: sources that are new or gone, values that could not be verified.
         decisions: what a person has to decide before kernels are compiled.
     """
@@ -58,11 +56,6 @@ class Bumped:
 
 def successor(old: Lock, evidence: ReleaseEvidence, wheels: Mapping[str, Artifact]) -> Lock:
     """Return the lock of the release or commit that *evidence* is about, at the same git address as *old*.
-
-    Args:
-        old: the present lock.
-        evidence: the files of the release, or of the commit.
-        wheels: its wheels by machine.
 
     Raises:
         LockMismatchError: the release contradicts itself, or does not state what the lock holds.

@@ -23,8 +23,6 @@ class LockFinding(NamedTuple):
     """One disagreement between the lock and the release.
 
     Attributes:
-        locked: the lock's value; `None` if it has none.
-        released: the release's value; `None` if it states none.
         witness: the file that states it, or should.
         because: the reason, where there is no other value to show.
     """

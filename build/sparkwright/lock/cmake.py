@@ -59,11 +59,7 @@ def is_cmake_file(path: str) -> bool:
 
 
 def read_pins(files: Mapping[str, str]) -> tuple[list[Pin], list[Problem]]:
-    """Return the pins, sorted by name, and the downloads that could not be read as one.
-
-    Args:
-        files: text by path in upstream's tree; see `is_cmake_file`.
-    """
+    """Return the pins, sorted by name, and the downloads that could not be read as one."""
     if _ROOT not in files:
         return [], [Problem(_ROOT, 0, "the file is missing")]
     texts = sorted((path, text) for path, text in files.items() if is_cmake_file(path))
@@ -157,9 +153,6 @@ def oldest_gxx(files: Mapping[str, str]) -> str:
     """Return the oldest version of g++ with which the project lets itself be configured for CUDA.
 
     The highest of the versions below which a file ends with an error; empty where none does.
-
-    Args:
-        files: text by path in upstream's tree; see `is_cmake_file`.
     """
     texts = (without_comments(text) for path, text in files.items() if is_cmake_file(path))
     stated = (version for text in texts for version in _REFUSED_GXX.findall(text))
@@ -167,11 +160,7 @@ def oldest_gxx(files: Mapping[str, str]) -> str:
 
 
 def read_extensions(files: Mapping[str, str]) -> dict[str, CMakeExtension]:
-    """Return the extensions by target, in the order of the files.
-
-    Args:
-        files: text by path in upstream's tree; see `is_cmake_file`.
-    """
+    """Return the extensions by target, in the order of the files."""
     found: dict[str, CMakeExtension] = {}
     for path, text in sorted(files.items()):
         if not is_cmake_file(path):

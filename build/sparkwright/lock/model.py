@@ -23,9 +23,7 @@ class Package(Model, frozen=True):
     """A wheel on the package index, by digest.
 
     Attributes:
-        filename: its name there.
         sha256: digest of its bytes, 64 hex digits.
-        size: in bytes.
         folders: folders and files that are unpacked from it; everything where none is named.
         tree: git id of the tree of the unpacked `folders`, paths as in the wheel. Where it is
             given, only those members are transferred, if the server can send parts of a file.
@@ -130,7 +128,6 @@ class ExtensionSpec(Model, frozen=True):
     """An extension that native builds compile.
 
     Attributes:
-        member: its name in the wheel.
         sources: the dependencies' sources that it is compiled from.
         host_only: whether it has no device code.
     """
@@ -172,7 +169,6 @@ class NativePin(Model, frozen=True):
     Attributes:
         release: the release that these tables are for.
         arch: default of ``TORCH_CUDA_ARCH_LIST``.
-        toolkit: compilers, headers, libraries.
         sources: dependencies' sources by the lock's names for them.
         extensions: the compiled extensions, by CMake's target names, in build order.
         binaries: device code of each binary compiled for `arch`, by member name.
@@ -250,10 +246,8 @@ class Release(Model, frozen=True, omit_defaults=True):
     """The pinned release or commit.
 
     Attributes:
-        version: its PEP 440 version.
         commit: its commit: 40 hex digits, or the 9 or more that the release itself states
             where no git remote could be reached for the rest.
-        git: address of upstream's repository.
         requires_python: PEP 440 specifier of the interpreters that it supports.
         torch: the exact torch version that its binaries are built against.
         tree: git id of the tree of the pinned commit, where no sdist names the files.
@@ -271,9 +265,7 @@ class Artifact(Model, frozen=True, omit_defaults=True):
     """A file of upstream's, by digest.
 
     Attributes:
-        filename: its name there.
         sha256: digest of its bytes, 64 hex digits.
-        size: its size in bytes.
         commit: the commit under which upstream's index of wheels by commit has it; `None` for a file of
             the package index.
         trust: the origin of the digest: ``index``, which states it, or ``first-download``, where it was
@@ -294,7 +286,6 @@ class Dependency(Model, frozen=True):
 
     Attributes:
         repository: git address, as upstream's CMake files state it.
-        ref: tag or commit, as stated there.
         declared_in: the CMake file that states it.
         override: environment variable that tells upstream's CMake where it lies.
     """
@@ -322,9 +313,7 @@ class Lock(Model, frozen=True, kw_only=True, omit_defaults=True):
     """All of ``upstream.lock``.
 
     Attributes:
-        format: version of the file's format.
         series: the line of releases that it pins one of, such as ``0.24``; empty in a lock of before series.
-        release: the pinned release or commit.
         sdist: its source distribution; `None` for a commit, whose `Release.tree` names the files.
         wheels: its wheels by platform, such as ``aarch64``.
         sources: the sources that its CMake project would download, by name.

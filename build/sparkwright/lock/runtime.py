@@ -90,12 +90,7 @@ class LockedRuntime:
         return sha256_bytes(self.dependencies.text.encode())
 
     def missing(self, requirements: Iterable[str], environment: Mapping[str, str]) -> tuple[str, ...]:
-        """Return those of *requirements* that the runtime does not meet in *environment*.
-
-        Args:
-            requirements: values of Requires-Dist.
-            environment: values of markers, as `packaging.markers.default_environment` has them.
-        """
+        """Return those of *requirements* that the runtime does not meet in *environment*."""
         given = {**environment, "extra": ""}
         instead = {canonicalize_name(Requirement(one).name): Requirement(one) for one in self.overrides}
         versions = {
@@ -198,10 +193,6 @@ def _package(line: str, where: str) -> LockedPackage:
 
 def runtime_of(resolution: str, machine: str) -> LockedRuntime:
     """Return the runtime in a resolution in the format of PEP 751 (``pylock.toml``).
-
-    Args:
-        resolution: the file's text.
-        machine: the machine, such as ``aarch64``.
 
     Raises:
         LockMismatchError: a package has no file for the machine, or one without a digest.

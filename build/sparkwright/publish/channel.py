@@ -109,7 +109,6 @@ class ChannelState(Model, frozen=True):
         previous: SHA-256 of the payload of the generation before; empty for the first.
         written: when it was made, in UTC.
         expires: when it is to be trusted no longer, in UTC.
-        action: the change that made it.
     """
 
     channel: str
@@ -169,10 +168,7 @@ def require_channel_name(name: str) -> str:
 def decode_state(payload: bytes, channel: str, what: str) -> ChannelState:
     """Return the state that *payload*, whose digest was signed, describes.
 
-    Args:
-        payload: the bytes.
-        channel: the name of the channel that was asked for.
-        what: where it is from, for errors.
+    *what* says where it is from, for errors.
 
     Raises:
         NewerFormatError: it was written by a newer sparkwright.

@@ -155,13 +155,7 @@ def attach(
 ) -> Path:
     """Attach a passed finding to a wheel's digest; return its file.
 
-    Args:
-        dist: folder of the wheels.
-        kind: of finding.
-        wheel_sha256: the wheel's digest.
-        detail: what was found, JSON-ready.
-        name: of the file, by which a later finding replaces it; *kind* by default.
-        files: SHA-256 of result files by name.
+    A later finding replaces that of its *name*, which is *kind* by default.
 
     Raises:
         StorageError: the disk is full or cannot be written.
@@ -201,13 +195,9 @@ def attach_rehearsal(
 ) -> list[str]:
     """Attach a passed rehearsal of the merged *tree* to the wheels in *dist* that are of it.
 
-    Args:
-        dist: folder of the wheels.
-        tree: git id of the merged tree.
-        detail: what was found; ``complete`` is true if no check was left out, and ``exact`` if the tree
-            itself was served, else it is evidence of the kind ``rehearsal-older``.
-        files: SHA-256 of the result files by name.
-        given: wheels in other folders.
+    *detail* is what was found: ``complete`` is true if no check was left out, and ``exact`` if the tree
+    itself was served, else it is evidence of the kind ``rehearsal-older``. Wheels *given* are in other
+    folders.
 
     Returns:
         the names of these wheels.
@@ -351,13 +341,7 @@ def _proofs(wheel: Path, sha256: str) -> tuple[AttachedEvidence | None, str]:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A wheel that a channel's policy accepts.
-
-    Attributes:
-        file: what it is.
-        evidence: by which it is accepted.
-        runtime: its locked runtime; empty for none.
-    """
+    """A wheel that a channel's policy accepts."""
 
     wheel: Path
     file: PublishedFile
@@ -368,12 +352,7 @@ class Candidate:
 def gather(wheel: Path, channel: str, policy: ChannelPolicy, evidence: Path, patchsets: Path) -> Candidate:
     """Return *wheel* with its evidence and runtime, as *policy* requires.
 
-    Args:
-        wheel: the wheel; a runtime that lies beside it is taken.
-        channel: the channel, for errors.
-        policy: the channel's.
-        evidence: the folder with the evidence of all wheels.
-        patchsets: the folder with the locked runtimes of series.
+    A runtime that lies beside it is taken, else that of its series in *patchsets*.
 
     Raises:
         MissingEvidenceError: evidence is missing; the error names the command for each kind.

@@ -67,7 +67,6 @@ class PublishedFile:
 
     Attributes:
         project: its project's name, normalized after PEP 503.
-        version: its PEP 440 version.
         sha256: digest of its bytes, 64 hex digits.
         requires_python: PEP 440 specifier, or the empty string.
         metadata_sha256: digest of its METADATA, 64 hex digits.
@@ -93,9 +92,7 @@ class PublishedIndex:
 
     Attributes:
         folder: folder of the wheels and, in ``simple/``, the pages.
-        files: the listed wheels, by project and version.
         written: the pages and metadata files that changed, relative to *folder*.
-        removed: the removed pages, relative to *folder*.
     """
 
     folder: Path
@@ -215,9 +212,7 @@ def _check_wheels(wheels: Sequence[Path]) -> None:
 def describe(wheel: Path, digests: Mapping[str, str] | None = None) -> tuple[PublishedFile, bytes]:
     """Return the index's entry for *wheel*, and its METADATA.
 
-    Args:
-        wheel: the wheel.
-        digests: SHA-256 of wheels by file name, if the caller has it.
+    *digests* are SHA-256 of wheels by file name, if the caller has them.
 
     Raises:
         PublishError: its name and METADATA disagree.

@@ -47,11 +47,7 @@ def root_name(version: int) -> str:
 
 @dataclass(frozen=True)
 class ChannelRoot:
-    """One version of the root of a channel; trust in it comes from its digest, or from the version before.
-
-    Attributes:
-        data: the bytes of the file.
-    """
+    """One version of the root of a channel; trust in it comes from its digest, or from the version before."""
 
     data: bytes
 
@@ -101,10 +97,7 @@ class ChannelRoot:
 def read_root(data: bytes, what: str, before: ChannelRoot | None = None) -> ChannelRoot:
     """Return the root in *data*, signed by keys of its own; trust comes from *before*, or from its digest.
 
-    Args:
-        data: the bytes of the file.
-        what: the file, for errors.
-        before: the version that it has to follow.
+    It has to follow *before*, if given; *what* names the file in errors.
 
     Raises:
         SignatureError: it is damaged, no root, or not the next version.
@@ -159,7 +152,6 @@ class ChannelKeys:
     """What signs a channel.
 
     Attributes:
-        signer: signs generations.
         root: the newest version of the root.
         files: all versions of it, to be published beside the channel.
     """

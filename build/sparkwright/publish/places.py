@@ -38,7 +38,6 @@ class HttpMirror:
 
     Attributes:
         root: address of the root, without a slash at its end.
-        settings: time-outs, certificates and the number of tries.
     """
 
     root: str
@@ -115,10 +114,6 @@ class HttpMirror:
 
 def open_mirror(place: str, settings: IndexSettings) -> tuple[Mirror, str]:
     """Return the copy of a target at *place*, and the channel that it names.
-
-    Args:
-        place: address or folder of a channel, such as ``…/channels/stable``.
-        settings: how to reach addresses.
 
     Raises:
         ConfigError: it is neither a folder nor an http or https address, or names no channel.

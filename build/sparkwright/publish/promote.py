@@ -48,7 +48,6 @@ class ChannelPublisher:
         trust: has the keys of this machine's channels, the roots by which present ones have to be signed, and
             what was seen before: a pointer that went back is not built upon.
         adopt: build on a pointer that no trusted key signed.
-        patience_s: longest wait for other writers, in seconds.
     """
 
     target: Target
@@ -108,11 +107,7 @@ class ChannelPublisher:
     ) -> ChannelState:
         """List a wheel in *channel*; nothing is written if it is listed already.
 
-        Args:
-            channel: the channel; made when missing.
-            candidate: the wheel, accepted by *policy*; one that is listed without a runtime is listed again.
-            policy: the channel's.
-            now: the present time.
+        The channel is made when missing; a wheel that is listed without a runtime is listed again.
 
         Raises:
             LostRaceError: another publisher changed the channel meanwhile.
@@ -160,12 +155,7 @@ class ChannelPublisher:
     ) -> ChannelState:
         """Take the content of an earlier generation as a new one, and yank what it lacks.
 
-        Args:
-            channel: the channel.
-            policy: the channel's.
-            now: the present time.
-            to: the generation; by default the one before that whose content is present.
-            reason: of the yank, which readers see.
+        By default it goes back *to* the one before that whose content is present; readers see the *reason*.
 
         Raises:
             UnknownNameError: there is no such generation.

@@ -64,9 +64,7 @@ class Pruner:
     """The means to prune one target.
 
     Attributes:
-        publisher: changes the channels; its target is pruned.
         policies: by channel; a channel without one is kept for ever.
-        now: the present time.
     """
 
     publisher: ChannelPublisher

@@ -43,14 +43,7 @@ _STATE = re.compile(r"states/([0-9a-f]{64})\.json")
 
 @dataclass(frozen=True)
 class VerifiedChannel:
-    """A channel that was verified.
-
-    Attributes:
-        state: its present generation.
-        signer: the id of the key that signed it.
-        wheels: the wheels whose bytes were read.
-        root: the root by which it was verified.
-    """
+    """A channel that was verified."""
 
     state: ChannelState
     signer: str
@@ -158,12 +151,7 @@ _PROJECT = "vllm"
 
 @dataclass(frozen=True)
 class ChannelOffer:
-    """The newest wheel of a verified channel, and what it is served with.
-
-    Attributes:
-        state: the channel's generation.
-        chosen: the wheel's entry.
-    """
+    """The newest wheel of a verified channel, and what it is served with."""
 
     state: ChannelState
     chosen: ListedWheel
@@ -190,13 +178,7 @@ class ChannelOffer:
         return self.store.named_file(self.chosen.runtime, name)
 
     def companion(self, recipe: str, flashinfer: str, target: Target) -> FoundCompanion | None:
-        """Return the companion of the channel with most kernels of a recipe; `None` if none has any.
-
-        Args:
-            recipe: name of the recipe.
-            flashinfer: version of FlashInfer in the environment.
-            target: machine and card.
-        """
+        """Return the companion of the channel with most kernels of a recipe; `None` if none has any."""
         offered = []
         for file in self.state.offered:
             release, _, local = file.version.partition("+")
@@ -222,13 +204,8 @@ def open_channel(
 ) -> ChannelOffer:
     """Return the newest wheel of the channel at *place* for *machine*, with its locked runtime.
 
-    Args:
-        store: where fetched files go.
-        place: address or folder of a channel, such as ``…/channels/stable``.
-        machine: such as ``aarch64``.
-        series: take a wheel of one of these series; of any, if none is given.
-        trust: the pinned roots, and what was seen before.
-        offline: ask no address.
+    It is of one of *series* if any is given. *place* is the address or folder of a channel, such as
+    ``…/channels/stable``.
 
     Raises:
         SparkwrightError: see `open_mirror` and `verify_channel`.

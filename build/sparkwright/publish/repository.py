@@ -74,11 +74,9 @@ class ReadChannel:
     """A channel as its metadata describe it.
 
     Attributes:
-        state: the present generation.
         version: of the pointer.
         tag: of the pointer, for replacing it.
         root: the newest root, by which it was verified; `None` if it was not.
-        signer: the id of the key that signed the pointer.
     """
 
     state: ChannelState

@@ -51,7 +51,6 @@ class S3Target:
     Attributes:
         prefix: of every key, without a slash at its end; may be empty.
         endpoint: address of a store that is not Amazon's.
-        settings: time-outs, tries and certificates.
     """
 
     bucket: str

@@ -45,7 +45,6 @@ class Entry(NamedTuple):
     """A file of a listing.
 
     Attributes:
-        size: in bytes.
         modified: when it was written, in seconds since 1970.
     """
 
@@ -101,10 +100,7 @@ class Target(Protocol):
     def replace(self, path: str, data: bytes, *, expected: str | None) -> str:
         """Replace the pointer at *path* by *data* if its tag is *expected*; return the new tag.
 
-        Args:
-            path: of the pointer.
-            data: its new content.
-            expected: the tag under which the publisher read it; `None` if no file may be there.
+        *expected* is the tag under which the publisher read it, `None` if no file may be there.
 
         Raises:
             LostRaceError: another publisher was faster.

@@ -8,6 +8,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -138,9 +139,9 @@ def _take(handle: int) -> bool:
     return _lock(handle) and os.fstat(handle).st_nlink > 0
 
 
-def _lock(handle: int) -> bool:
+def _lock(handle: int, kind: int = fcntl.LOCK_EX) -> bool:
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -193,9 +194,7 @@ def _remove_folder(folder: Path) -> None:
 def storing(what: str, *, instead: str = "point SPARKWRIGHT_HOME to another disk") -> Iterator[None]:
     """Turn a full, read-only or broken disk into one clear error about *what*.
 
-    Args:
-        what: what is being done.
-        instead: what helps where the place itself cannot be mended.
+    *instead* says what helps where the place itself cannot be mended.
 
     Raises:
         StorageError: the block raised such an `OSError`.
@@ -229,9 +228,7 @@ def storing(what: str, *, instead: str = "point SPARKWRIGHT_HOME to another disk
 def atomic_file(path: Path, *, mode: int = 0o644) -> Iterator[int]:
     """Give a descriptor to write to; *path* appears, complete and synced, when the block succeeds.
 
-    Args:
-        path: the file; only its owner can read it before it is complete.
-        mode: its permissions.
+    Only its owner can read *path* before it is complete; *mode* are its permissions then.
     """
     sweep_beside(path)
     with owned_file(path.parent, f".{path.name}.") as (handle, temporary):
@@ -259,39 +256,37 @@ def sweep_beside(path: Path) -> None:
 
 
 _PATIENCE_S = 3600.0
+_POLL_S = 0.05
 
 
 @contextlib.contextmanager
-def hold(path: Path, what: str, *, patience_s: float = _PATIENCE_S) -> Iterator[None]:
-    """Hold the lock file *path* for the length of the block.
+def hold(path: Path, what: str, *, patience_s: float = _PATIENCE_S, shared: bool = False) -> Iterator[None]:
+    """Lock *path* for the length of the block: a folder that is there, or a file, which is made when missing.
 
-    The kernel releases it when the process dies, however it dies.
+    Another run waits, reports that, and finds the work done; with *shared* it waits for exclusive ones alone.
+    The kernel releases a lock when the process dies, however it dies.
 
-    Args:
-        path: the lock file; its folder is made when missing.
-        what: what the lock protects, for the message to those who wait.
-        patience_s: how long to wait for another run, in seconds.
+    *what* it protects is told to those who wait, *patience_s* seconds at most.
 
     Raises:
         BusyError: another run held it for longer than that.
     """
-    from filelock import FileLock, Timeout
-
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(path)
+    mode = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
+    handle = os.open(path, mode | os.O_CLOEXEC, 0o644)
+    kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
+        if not _lock(handle, kind):
             emit("lock.waiting", what=what, path=str(path))
-            lock.acquire(timeout=patience_s)
-    except Timeout as error:
-        raise BusyError(
-            f"{what} is in use",
-            because=f"another run has held {path} for {patience_s:g} s",
-            next_step="wait for that run to end, or end it, then start again",
-        ) from error
-    try:
+            end = time.monotonic() + patience_s
+            while not _lock(handle, kind):
+                if time.monotonic() >= end:
+                    raise BusyError(
+                        f"{what} is in use",
+                        because=f"another run has held {path} for {patience_s:g} s",
+                        next_step="wait for that run to end, or end it, then start again",
+                    )
+                time.sleep(_POLL_S)
         yield
     finally:
-        lock.release()
+        os.close(handle)

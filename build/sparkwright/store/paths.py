@@ -10,7 +10,6 @@ import re
 import shutil
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -49,9 +48,7 @@ def default_home() -> Path:
 def open_store(home: Path | None = None, remote: RemoteTier | None = None) -> Store:
     """Return the store at *home*, made when missing, with what dead runs left swept away.
 
-    Args:
-        home: its folder; by default that of `default_home`.
-        remote: a tier on another machine, asked for what is not here and told of what is new.
+    *remote* is asked for what is not here, and told of what is new.
     """
     store = Store(home or default_home(), remote)
     with storing(f"opening the store {store.home}"):
@@ -61,77 +58,28 @@ def open_store(home: Path | None = None, remote: RemoteTier | None = None) -> St
     return store
 
 
-@dataclass(frozen=True)
 class Store:
-    """Paths of the store, and atomic ways to fill it.
+    """Paths of the store, and atomic ways to fill it."""
 
-    Attributes:
-        home: the store's root folder.
-        remote: the tier on another machine, if there is one.
-    """
-
-    home: Path
-    remote: RemoteTier | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def files(self) -> Path:
-        """Return the folder of files by SHA-256, read-only."""
-        return self.home / "files"
-
-    @property
-    def records(self) -> Path:
-        """Return the folder of small JSON results by kind and key."""
-        return self.home / "records"
-
-    @property
-    def trees(self) -> Path:
-        """Return the folder of checked-out trees by git tree id."""
-        return self.home / "trees"
-
-    @property
-    def partial(self) -> Path:
-        """Return the folder of downloads under way, by the SHA-256 that they should have."""
-        return self.home / "partial"
-
-    @property
-    def scratch_root(self) -> Path:
-        """Return the folder of scratch folders, each with a lock that its owner holds."""
-        return self.home / "scratch"
-
-    @property
-    def git(self) -> Path:
-        """Return the folder of the bare git repository."""
-        return self.home / "git"
-
-    @property
-    def environments(self) -> Path:
-        """Return the folder of Python environments for probes and rehearsals, by their contents' digest."""
-        return self.home / "environments"
-
-    @property
-    def models(self) -> Path:
-        """Return the folder of weights that rehearsals serve, by the digest of what they were made from."""
-        return self.home / "models"
-
-    @property
-    def toolchains(self) -> Path:
-        """Return the folder of unpacked compilers, headers and libraries, and what was made of them."""
-        return self.home / "toolchains"
-
-    @property
-    def named(self) -> Path:
-        """Return the folder of files under names that tell what they are: links into `files`."""
-        return self.home / "named"
-
-    @property
-    def bytecode(self) -> Path:
-        """Return the folder of bytecode of checked-out trees, which Python keeps by their whole path."""
-        return self.home / "bytecode"
-
-    @property
-    def runs(self) -> Path:
-        """Return the folder with one locked file for each run under way."""
-        return self.home / "runs"
+    def __init__(self, home: Path, remote: RemoteTier | None = None) -> None:
+        """Name the folders in *home*; nothing is made yet."""
+        self.home, self.remote = home, remote
+        self.files = home / "files"  # by SHA-256, read-only
+        self.records = home / "records"  # small JSON results by kind and key
+        self.trees = home / "trees"  # checked-out, by git tree id
+        self.partial = home / "partial"  # downloads under way, by the SHA-256 that they should have
+        self.scratch_root = home / "scratch"  # folders, each with a lock that its owner holds
+        self.git = home / "git"  # the bare repository
+        self.environments = home / "environments"  # of Python, for probes and rehearsals, by content's digest
+        self.models = (
+            home / "models"
+        )  # weights that rehearsals serve, by the digest of what they are made from
+        self.toolchains = (
+            home / "toolchains"
+        )  # unpacked compilers, headers and libraries, and what is of them
+        self.named = home / "named"  # links into `files` under names that tell what they are
+        self.bytecode = home / "bytecode"  # of checked-out trees: Python keeps it by their whole path
+        self.runs = home / "runs"  # one locked file for each run under way
 
     def bytecode_of(self, folder: Path) -> Path:
         """Return where the bytecode of the tree in *folder* is."""
@@ -258,9 +206,7 @@ class Store:
     def share(self, sha256: str, *, download: bool = False) -> None:
         """Have the file with that digest written to the remote tier, where there is one.
 
-        Args:
-            sha256: the digest.
-            download: true for a file that others can download too; the user may have turned these off.
+        With *download* it is one that others can download too: the user may have turned these off.
         """
         if self.remote is not None and (self.remote.settings.downloads or not download):
             self.remote.write_file(sha256, self.file_path(sha256))
@@ -352,13 +298,8 @@ class Store:
     def find_records_as(self, model: type[T], kind: str, key: str, *, fresh: bool = False) -> Iterator[T]:
         """Yield what is recorded here and then, if more is wanted, what the remote tier has for the same key.
 
-        For records that machines extend, each by its own results.
-
-        Args:
-            model: the type to read a record as.
-            kind: the kind.
-            key: the digest of all inputs.
-            fresh: true to ask the remote tier again, though this command has asked it before.
+        For records that machines extend, each by its own results. *fresh* asks again what this command asked
+        before.
         """
         here = self._read_record(kind, key)
         if here is not None and (found := _decoded(here, model)) is not None:
@@ -384,11 +325,7 @@ class Store:
     def put_record(self, kind: str, key: str, value: dict[str, Any], *, share: bool = True) -> None:
         """Record *value* under *kind* and *key*, atomically.
 
-        Args:
-            kind: the kind.
-            key: the digest of all inputs.
-            value: JSON-ready.
-            share: false to keep it from the remote tier, which has as much already.
+        Without *share* it is kept from the remote tier, which has as much already.
         """
         record = json.dumps(value, indent=1, sort_keys=True).encode() + b"\n"
         self._write_record(kind, key, record)

@@ -254,12 +254,7 @@ def prune(
 ) -> Pruned:
     """Remove those of *entries* that are beyond *limits*, the least recently used first.
 
-    Args:
-        store: what to make room in.
-        entries: what it holds, from `survey`; logs among them count for `PruneLimits.days` only.
-        limits: what may stay.
-        run: the run that does this, which blocks nothing.
-        dry: only list the entries that would be removed.
+    Logs among *entries* count for `PruneLimits.days` only; *run* does this, and blocks nothing.
 
     Raises:
         StorageError: the disk cannot be written.

@@ -8,7 +8,6 @@ may alter its time of access). It is noted once an hour at most, so a hit costs 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import stat
 import time
@@ -16,8 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkwright.base.events import emit
-from sparkwright.store.disk import is_owned, owned_file, storing, sweep_file
+from sparkwright.store.disk import hold, is_owned, owned_file, storing, sweep_file
 
 NOTED_EVERY_S = 3600.0
 
@@ -56,7 +54,7 @@ class ActiveRun:
 def running(folder: Path) -> Iterator[ActiveRun]:
     """Be seen in *folder* as a run for the length of the block."""
     with contextlib.ExitStack() as stack:
-        with storing(f"using the store {folder.parent}"), _locked(folder, fcntl.LOCK_SH):
+        with storing(f"using the store {folder.parent}"), _locked(folder, shared=True):
             _, path = stack.enter_context(owned_file(folder, f"{os.getpid()}-"))
         yield ActiveRun(path, path.stat().st_mtime)
 
@@ -67,30 +65,20 @@ def claim(folder: Path, runs: Path) -> bool:
     Waits while another run removes things: nothing can be claimed between its look at their times and the
     removal. Without the folder *runs* there is no run, and so none that prunes.
     """
-    with _locked(runs, fcntl.LOCK_SH) if runs.is_dir() else contextlib.nullcontext():
+    with _locked(runs, shared=True) if runs.is_dir() else contextlib.nullcontext():
         note_use(folder)
         return folder.is_dir()
 
 
 def no_new_runs(folder: Path) -> contextlib.AbstractContextManager[None]:
     """Let no run begin in *folder* for the length of the block; those under way go on."""
-    return _locked(folder, fcntl.LOCK_EX)
+    return _locked(folder, shared=False)
 
 
-@contextlib.contextmanager
-def _locked(folder: Path, kind: int) -> Iterator[None]:
+def _locked(folder: Path, *, shared: bool) -> contextlib.AbstractContextManager[None]:
     """Hold a lock on *folder* itself, so that one who only looks leaves no file behind."""
     folder.mkdir(parents=True, exist_ok=True)
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        try:
-            fcntl.flock(handle, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            emit("lock.waiting", what="the store, to prune it", path=str(folder))
-            fcntl.flock(handle, kind)
-        yield
-    finally:
-        os.close(handle)
+    return hold(folder, "the store, to prune it", shared=shared)
 
 
 def oldest_run(folder: Path, *, but: ActiveRun | None = None) -> float | None:

@@ -191,12 +191,6 @@ def version_ahead(repository: Repository, version: str, origin: str, commit: str
     """Return the version of *commit*, by upstream's rule (setuptools-scm), from that of an ancestor's wheel.
 
     The ``dev`` number counts commits, so it rises by those in between; after a release it starts at the next.
-
-    Args:
-        repository: the repository with both commits.
-        version: the version of the wheel of *origin*.
-        origin: the ancestor.
-        commit: the commit.
     """
     base = Version(version)
     ahead = int(repository.command("rev-list", "--count", f"{origin}..{commit}").text)

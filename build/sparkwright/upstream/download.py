@@ -53,12 +53,8 @@ def fetch_artifact(
     A run that is interrupted leaves what it got in the store's ``partial`` folder, and the next
     one asks for the rest (RFC 9110, "Range Requests"). Two runs at once download once.
 
-    Args:
-        store: where it goes.
-        artifact: the file.
-        settings: how to reach the index.
-        otherwise: where else it may come from, for the message to those who have no network.
-        address: its address, where no index lists it.
+    *otherwise* tells those who have no network where else it may come from; *address* is its own, where no
+    index lists it.
 
     Raises:
         NotInStoreError: the network is off, and the store does not hold it.
@@ -287,12 +283,6 @@ def fetch_members(
 
     It is the whole wheel, verified by its digest, where the store has that or the server sends
     nothing less. Otherwise it is gone after the block, and the caller verifies the members.
-
-    Args:
-        store: where the wheel may be, and where scratch space is.
-        artifact: the wheel.
-        wanted: whether a member of that name is needed.
-        settings: how to reach the index.
 
     Raises:
         NotInStoreError: the network is off, and the store does not hold the wheel.

@@ -42,10 +42,7 @@ def gather(access: Access, lock: Lock, *, pristine: Pristine | None = None) -> R
     The index is asked how it names the files with the lock's digests, and the git remote what the
     release's tag is; if either does not answer, a ``lock.unverified`` event says what that leaves open.
 
-    Args:
-        access: where files come from and go to.
-        lock: what to gather about.
-        pristine: the pinned tree, to be compared with the sdist where it came from git.
+    *pristine* is the pinned tree, to be compared with the sdist where it came from git.
 
     Raises:
         FetchError, DigestError, NotInStoreError: a file of the release could not be had.
@@ -99,12 +96,6 @@ def propose_lock(access: Access, old: Lock, version: str, machines: Collection[s
 
     The wheels are taken as the index lists them, and of each only the commit that it states is read: the
     rest is, when the new lock is checked.
-
-    Args:
-        access: where files come from and go to.
-        old: the present lock.
-        version: the release.
-        machines: the machines whose wheels are pinned; those of *old* by default.
 
     Raises:
         FetchError: the index lacks its sdist or one of the wheels, or states no digest for them.

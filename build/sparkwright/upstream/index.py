@@ -42,8 +42,6 @@ class IndexFile:
     Attributes:
         sha256: the digest that the index states, or `None`.
         size: the size that the index states (PEP 700), in bytes, or `None`.
-        is_sdist: whether it is a source distribution rather than a wheel.
-        yanked: whether its release was withdrawn (PEP 592).
     """
 
     filename: str
@@ -84,12 +82,6 @@ def versions(project: str, settings: IndexSettings, *, sdist: bool = False, mach
     """Return the final releases of *project* on the first index that has it, oldest first.
 
     Withdrawn files and pre-releases do not count.
-
-    Args:
-        project: its name.
-        settings: how to reach the index.
-        sdist: whether an sdist has to be there.
-        machine: where given, a wheel for this machine has to be there.
 
     Raises:
         FetchError: the main index did not answer.
@@ -304,7 +296,6 @@ class CommitWheel:
     """A wheel as a page of the index lists it.
 
     Attributes:
-        commit: full id of the commit whose folder holds it.
         machine: the machine that it is for; empty for another system than Linux.
     """
 
@@ -317,9 +308,7 @@ class CommitWheel:
 def list_wheels(target: str, settings: IndexSettings) -> tuple[CommitWheel, ...]:
     """Return the wheels of *target*, in the variant of the settings; none where the index has no such page.
 
-    Args:
-        target: full id of a commit, a release's version, or ``nightly``.
-        settings: how to reach the index.
+    *target* is the full id of a commit, a release's version, or ``nightly``.
 
     Raises:
         FetchError: it did not answer, or its page links to something else than wheels that fit.

@@ -46,7 +46,6 @@ class IndexSettings:
         index_url: the index's base address; empty for the library's default.
         cert: file or folder of certificates to trust; empty for the system's choice.
         trusted_hosts: hosts, with or without a port, that may be asked without encryption.
-        offline: fetch nothing, and report what is missing instead.
         timeout_s: how long a connection may be silent, in seconds.
         attempts: tries in a row that may bring nothing before giving up.
         backoff_s: wait before the second try, in seconds; it doubles up to half a minute.

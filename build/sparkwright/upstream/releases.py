@@ -43,9 +43,7 @@ class Pristine:
     """Upstream's files at one release, untouched.
 
     Attributes:
-        tree: id of their tree in the store's repository.
         commit: upstream's commit, where its object is in the store.
-        origin: where they came from, in words.
         history: whether commits before `commit` are in the store too.
     """
 
@@ -56,13 +54,7 @@ class Pristine:
 
 
 def pristine_commit(access: Access, commit: str, origin: str) -> Pristine:
-    """Return the files of *commit*, which is in the store's repository.
-
-    Args:
-        access: the repository.
-        commit: its full id.
-        origin: where it came from, in words.
-    """
+    """Return the files of *commit*, which is in the store's repository."""
     repository = access.repository
     tree = repository.tree_of(commit)
     history = len(repository.command("rev-list", "--max-count=2", commit).text.split()) > 1
@@ -87,10 +79,7 @@ def require_tree(lock: Lock, pristine: Pristine) -> Pristine:
 def pinned_tag(repository: Repository, lock: Lock, address: str) -> tuple[str, str]:
     """Return the ref of the release's tag at *address*, and its commit, which is the pinned one.
 
-    Args:
-        repository: what asks.
-        lock: the pin.
-        address: a repository that cannot or need not give the pinned commit by its id.
+    It is asked where *address* cannot or need not give the pinned commit by its id.
 
     Raises:
         FetchError: it has no such tag, or did not answer.
@@ -116,10 +105,7 @@ def pinned_tag(repository: Repository, lock: Lock, address: str) -> tuple[str, s
 def sdist_tree(access: Access, artifact: Artifact, fetch: Callable[[], Path]) -> str:
     """Return the tree of the sdist *artifact*, imported once and remembered.
 
-    Args:
-        access: where to.
-        artifact: the sdist.
-        fetch: gives its verified file; only called when the tree is not known yet.
+    *fetch* gives its verified file; it is called when the tree is not known yet.
 
     Raises:
         ArchiveError: it is damaged, or would write outside its folder.

@@ -52,9 +52,7 @@ class UpstreamSource(Protocol):
 def open_source(spec: str, access: Access) -> UpstreamSource:
     """Return the source that *spec* names.
 
-    Args:
-        spec: ``index``, ``git`` (the lock's repository), the address of a repository, or a folder.
-        access: where what comes from it is kept.
+    That is ``index``, ``git`` (the lock's repository), the address of a repository, or a folder.
 
     Raises:
         UnknownNameError: it is none of these.
@@ -232,11 +230,7 @@ _FETCHED = "folder-fetched"
 
 @dataclass(frozen=True)
 class FolderSource:
-    """A folder of the user's; nothing in it is ever written to.
-
-    Attributes:
-        access: where what is taken from it is kept.
-    """
+    """A folder of the user's; nothing in it is ever written to."""
 
     access: Access
     path: Path

@@ -47,8 +47,6 @@ class RemoteSettings:
         password: its password, or the bearer token where `user` is empty.
         write, downloads: write results there, and downloads too.
         signed: believe signed records of known writers only; false to believe all of them.
-        writers: public keys of the writers that are believed beside this machine, by name.
-        key_file: this machine's private key.
     """
 
     url: str
@@ -114,10 +112,6 @@ def read_remote_settings(
     An address given with ``--store`` or ``SPARKWRIGHT_STORE_URL`` is stronger than the file's. Name and
     password come from ``SPARKWRIGHT_STORE_USER`` and ``SPARKWRIGHT_STORE_PASSWORD``, a bearer token from
     ``SPARKWRIGHT_STORE_TOKEN``, else from the address; else ``~/.netrc`` is asked for each request.
-
-    Args:
-        url: the address of the option; empty where it was not given.
-        environment: the variables; the process's own by default.
 
     Raises:
         ConfigError: the file does not match its format, or the address is none of the supported ones.

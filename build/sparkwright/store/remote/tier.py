@@ -70,9 +70,7 @@ class RemoteTier:
     """A server that shares results and downloads between machines.
 
     Attributes:
-        settings: its address, and whom to believe.
         client: speaks with it; no connection is made before something is asked.
-        report: what this command did with it so far.
         writers: the writers whose records count, by id; `None` to believe every record, signed or not.
     """
 
@@ -204,11 +202,7 @@ class RemoteTier:
     def write_record(self, kind: str, key: str, record: bytes, file_path: Callable[[str], Path]) -> None:
         """Write the *record* of *kind* and *key*, if it travels, after the files that it names.
 
-        Args:
-            kind: the kind.
-            key: the digest of all inputs.
-            record: its JSON text.
-            file_path: returns where the file of a digest is in the local store, if it is there.
+        *file_path* returns where the file of a digest is in the local store, if it is there.
         """
         if kind not in TRAVELLING or not self._writing or not _KEY.fullmatch(key):
             return
