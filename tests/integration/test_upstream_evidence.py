@@ -14,7 +14,7 @@ from sparkwright.base.events import subscribe
 from sparkwright.lock.check import check
 from sparkwright.upstream import evidence as evidence_module
 from sparkwright.upstream.evidence import gather, propose, propose_lock, read_wheel
-from sparkwright.upstream.source import GitSource
+from sparkwright.upstream.source import open_source
 
 TEXT = """\
 format = 1
@@ -85,7 +85,7 @@ def lying(lock, table, **changes):
 
 
 def test_the_right_lock_passes_with_every_witness(access, lock, upstream, unverified):
-    pristine = GitSource(access, upstream.as_uri()).pristine(lock)
+    pristine = open_source(upstream.as_uri(), access).pristine(lock)
     evidence = gather(access, lock, pristine=pristine)
     assert check(lock, evidence) == []
     assert evidence.tag_commit == lock.release.commit
@@ -115,7 +115,7 @@ def test_a_missing_tag_leaves_a_note(access, lock, upstream, unverified):
 
 def test_the_commit_and_the_sdist_must_be_one_source(access, lock, upstream):
     moved = lying(lock, "release", commit=git(upstream, "rev-parse", "v1.2.0~1"))
-    pristine = GitSource(access, upstream.as_uri()).pristine(moved)
+    pristine = open_source(upstream.as_uri(), access).pristine(moved)
     witnesses = {finding.witness for finding in check(moved, gather(access, moved, pristine=pristine))}
     assert any("CMakeLists.txt" in witness for witness in witnesses)
 

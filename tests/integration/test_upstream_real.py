@@ -14,7 +14,7 @@ from sparkwright.store.paths import open_store
 from sparkwright.upstream.evidence import gather, propose
 from sparkwright.upstream.network import read_settings
 from sparkwright.upstream.releases import Access, other_release
-from sparkwright.upstream.source import IndexSource
+from sparkwright.upstream.source import open_source
 
 pytestmark = pytest.mark.upstream
 
@@ -34,7 +34,7 @@ def comments(text):
 
 
 def test_the_pinned_sdist_gives_the_same_tree_everywhere(access):
-    pristine = IndexSource(access).pristine(read_lock(LOCK))
+    pristine = open_source("index", access).pristine(read_lock(LOCK))
     assert pristine.tree == "f9489caea0f0c665533ecb03f6b026a2979abecd"
     assert len(access.repository.files(pristine.tree)) == 5664
 

@@ -20,7 +20,7 @@ from sparkwright.base.errors import (
 from sparkwright.git.remotes import fetch
 from sparkwright.upstream import source as source_module
 from sparkwright.upstream.releases import other_release
-from sparkwright.upstream.source import FolderSource, GitSource, IndexSource, open_source
+from sparkwright.upstream.source import UpstreamSource, open_source
 
 
 @pytest.fixture
@@ -65,27 +65,27 @@ def contents(access, tree):
 
 
 def test_the_index_gives_the_sdists_files(access, lock):
-    pristine = IndexSource(access).pristine(lock)
+    pristine = open_source("index", access).pristine(lock)
     assert contents(access, pristine.tree) == sdist_files(commit=lock.release.commit)
     assert pristine.commit is None
     assert lock.sdist.filename in pristine.origin
 
 
 def test_a_tree_is_imported_once_and_outlives_the_sdist(access, lock, index):
-    first = IndexSource(access).pristine(lock)
+    first = open_source("index", access).pristine(lock)
     asked = len(index.requests)
     access.store.file_path(lock.sdist.sha256).unlink()
-    assert IndexSource(offline(access)).pristine(lock) == first
+    assert open_source("index", offline(access)).pristine(lock) == first
     assert len(index.requests) == asked
 
 
 def test_a_remembered_tree_that_git_lost_is_imported_again(access, lock, tmp_path):
-    first = IndexSource(access).pristine(lock)
+    first = open_source("index", access).pristine(lock)
     access.repository.close()
     shutil.rmtree(access.repository.path)
     again = make_access(tmp_path / "home", access.settings.index_url)
     assert not again.repository.has(first.tree)
-    assert IndexSource(again).pristine(lock) == first
+    assert open_source("index", again).pristine(lock) == first
     assert again.repository.has(first.tree)
     again.repository.close()
 
@@ -95,15 +95,15 @@ def test_a_harmful_sdist_leaves_nothing_behind(access, lock, index):
     index.add(lock.sdist.filename, data)
     evil = msgspec.structs.replace(lock, sdist=artifact(lock.sdist.filename, data))
     with pytest.raises(ArchiveError):
-        IndexSource(access).pristine(evil)
+        open_source("index", access).pristine(evil)
     assert access.store.find_record("sdist-tree", evil.sdist.sha256) is None
 
 
 def test_offline_without_anything_is_named(access, lock):
     with pytest.raises(NotInStoreError, match=lock.sdist.filename):
-        IndexSource(offline(access)).pristine(lock)
+        open_source("index", offline(access)).pristine(lock)
     with pytest.raises(NotInStoreError, match="aarch64"):
-        IndexSource(offline(access)).wheel(lock, "aarch64")
+        open_source("index", offline(access)).wheel(lock, "aarch64")
 
 
 @pytest.mark.parametrize("spec", ["index", "git"])
@@ -118,7 +118,7 @@ def test_wheels_come_from_the_index(access, lock, release, spec):
 
 
 def test_git_gives_the_pinned_commit_without_history(access, lock, pinned):
-    pristine = GitSource(access).pristine(lock)
+    pristine = open_source("git", access).pristine(lock)
     assert pristine.commit == pinned
     assert not pristine.history
     assert contents(access, pristine.tree) == {"README.md": b"first\n"} | {
@@ -128,8 +128,8 @@ def test_git_gives_the_pinned_commit_without_history(access, lock, pinned):
 
 
 def test_git_and_the_sdist_give_the_same_blobs(access, lock):
-    by_git = access.repository.files(GitSource(access).pristine(lock).tree)
-    by_index = access.repository.files(IndexSource(access).pristine(lock).tree)
+    by_git = access.repository.files(open_source("git", access).pristine(lock).tree)
+    by_index = access.repository.files(open_source("index", access).pristine(lock).tree)
     assert set(by_index) - set(by_git) == set(GENERATED)
     assert {path: by_index[path] for path in by_git if path in by_index} == {
         path: entry for path, entry in by_git.items() if path in by_index
@@ -137,13 +137,14 @@ def test_git_and_the_sdist_give_the_same_blobs(access, lock):
 
 
 def test_a_fetched_commit_needs_no_remote(access, lock, upstream):
-    first = GitSource(access).pristine(lock)
+    first = open_source("git", access).pristine(lock)
     upstream.rename(upstream.with_name("gone"))
-    assert GitSource(offline(access)).pristine(lock) == first
+    assert open_source("git", offline(access)).pristine(lock) == first
 
 
-def test_an_abbreviated_commit_is_found_by_its_tag(access, lock, pinned):
-    assert GitSource(access).pristine(with_commit(lock, pinned[:9])).commit == pinned
+def test_an_abbreviated_commit_is_found_by_its_tag(access, lock, pinned, upstream):
+    for spec in ("git", str(upstream)):
+        assert open_source(spec, access).pristine(with_commit(lock, pinned[:9])).commit == pinned
 
 
 def test_a_remote_that_serves_no_commits_by_id_is_asked_for_the_tag(access, lock, pinned, monkeypatch):
@@ -153,24 +154,24 @@ def test_a_remote_that_serves_no_commits_by_id_is_asked_for_the_tag(access, lock
         fetch(repository, address, wanted, **options)
 
     monkeypatch.setattr(source_module, "fetch", refusing)
-    assert GitSource(access).pristine(lock).commit == pinned
+    assert open_source("git", access).pristine(lock).commit == pinned
 
 
 @pytest.mark.parametrize("length", [40, 9])
 def test_a_tag_that_is_another_commit_is_refused(access, lock, length):
     with pytest.raises(LockMismatchError, match=r"v1\.2\.0"):
-        GitSource(access).pristine(with_commit(lock, "f" * length))
+        open_source("git", access).pristine(with_commit(lock, "f" * length))
 
 
 def test_a_remote_without_commit_and_tag_is_named(access, lock, upstream):
     git(upstream, "tag", "--delete", "v1.2.0")
     with pytest.raises(FetchError, match="neither"):
-        GitSource(access).pristine(with_commit(lock, "f" * 40))
+        open_source("git", access).pristine(with_commit(lock, "f" * 40))
 
 
 def test_offline_asks_no_remote(access, lock, pinned):
     with pytest.raises(NotInStoreError, match=pinned):
-        GitSource(offline(access), "https://example.org/vllm.git").pristine(lock)
+        open_source("https://example.org/vllm.git", offline(access)).pristine(lock)
 
 
 def test_fetches_at_once_do_not_disturb_each_other(access, upstream):
@@ -194,7 +195,7 @@ def test_fetches_at_once_do_not_disturb_each_other(access, upstream):
 
 def test_what_a_killed_fetch_left_is_no_obstacle(access, lock, pinned):
     (access.repository.path / "shallow.lock").touch()
-    assert GitSource(access).pristine(lock).commit == pinned
+    assert open_source("git", access).pristine(lock).commit == pinned
 
 
 # Folders ----------------------------------------------------------------------------------
@@ -204,15 +205,14 @@ def test_a_clone_gives_the_pinned_commit_with_its_history(access, lock, upstream
     write_files(upstream, {"vllm/__init__.py": b"uncommitted\n"})
     source = open_source(str(upstream), access)
     pristine = source.pristine(lock)
-    assert isinstance(source, FolderSource)
     assert (pristine.commit, pristine.history) == (pinned, True)
     assert contents(access, pristine.tree)["vllm/__init__.py"] == b""
     assert access.repository.command("rev-list", "--count", pinned).text == "2"
 
 
 def test_a_clone_brings_the_history_that_a_remote_left_out(access, lock, upstream):
-    shallow = GitSource(access).pristine(lock)
-    deep = FolderSource(access, upstream).pristine(lock)
+    shallow = open_source("git", access).pristine(lock)
+    deep = open_source(str(upstream), access).pristine(lock)
     assert not shallow.history
     assert deep.history
     assert deep.tree == shallow.tree
@@ -221,25 +221,22 @@ def test_a_clone_brings_the_history_that_a_remote_left_out(access, lock, upstrea
 def test_a_shallow_clone_says_that_it_has_no_history(access, lock, upstream, tmp_path):
     clone = tmp_path / "clone"
     git(tmp_path, "clone", "--quiet", "--depth=1", "--branch=v1.2.0", upstream.as_uri(), str(clone))
-    pristine = FolderSource(access, clone).pristine(lock)
+    pristine = open_source(str(clone), access).pristine(lock)
     assert not pristine.history
 
 
 def test_a_bare_repository_will_do(access, lock, upstream, tmp_path, pinned):
     git(tmp_path, "clone", "--quiet", "--bare", str(upstream), "bare.git")
-    assert FolderSource(access, tmp_path / "bare.git").pristine(lock).commit == pinned
+    assert open_source(str(tmp_path / "bare.git"), access).pristine(lock).commit == pinned
 
 
 def test_a_clone_without_the_commit_is_named(access, lock, upstream):
     with pytest.raises(LockMismatchError, match=str(upstream)) as caught:
-        FolderSource(access, upstream).pristine(with_commit(lock, "f" * 40))
+        open_source(str(upstream), access).pristine(with_commit(lock, "f" * 40))
     assert lock.release.commit in caught.value.because
     git(upstream, "tag", "--delete", "v1.2.0")
-    with pytest.raises(FetchError, match=str(upstream)) as missing:
-        FolderSource(access, upstream).pristine(with_commit(lock, "f" * 40))
-    assert "not our ref" in missing.value.because
-    with pytest.raises(FetchError, match="abbreviated"):
-        FolderSource(access, upstream).pristine(with_commit(lock, "f" * 9))
+    with pytest.raises(FetchError, match=f"{upstream} has neither"):
+        open_source(str(upstream), access).pristine(with_commit(lock, "f" * 40))
 
 
 @pytest.fixture
@@ -264,7 +261,7 @@ def test_a_mirror_with_other_bytes_is_refused(access, lock, mirror):
     for name in (lock.sdist.filename, lock.wheels["aarch64"].filename):
         with (mirror / name).open("ab") as file:
             file.write(b"!")
-    source = FolderSource(access, mirror)
+    source = open_source(str(mirror), access)
     with pytest.raises(DigestError, match=lock.sdist.filename):
         source.pristine(lock)
     with pytest.raises(DigestError, match="aarch64"):
@@ -275,9 +272,11 @@ def test_a_mirror_with_other_bytes_is_refused(access, lock, mirror):
 def test_what_a_mirror_lacks_comes_from_the_index(access, lock, mirror, release):
     wheel = lock.wheels["aarch64"]
     (mirror / wheel.filename).unlink()
-    assert FolderSource(access, mirror).wheel(lock, "aarch64").read_bytes() == release.files[wheel.filename]
+    assert (
+        open_source(str(mirror), access).wheel(lock, "aarch64").read_bytes() == release.files[wheel.filename]
+    )
     with pytest.raises(NotInStoreError):
-        FolderSource(offline(access), mirror).wheel(
+        open_source(str(mirror), offline(access)).wheel(
             msgspec.structs.replace(
                 lock, wheels={"aarch64": msgspec.structs.replace(wheel, sha256="0" * 64)}
             ), "aarch64",
@@ -287,7 +286,7 @@ def test_what_a_mirror_lacks_comes_from_the_index(access, lock, mirror, release)
 def test_a_folder_of_something_else_is_named(access, lock, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(FetchError, match="holds no vllm") as caught:
-        FolderSource(access, tmp_path / "empty").pristine(lock)
+        open_source(str(tmp_path / "empty"), access).pristine(lock)
     assert "a clone" in caught.value.next_step
 
 
@@ -295,15 +294,18 @@ def test_a_folder_of_something_else_is_named(access, lock, tmp_path):
 
 
 def test_sources_are_known_by_their_names(access, tmp_path, monkeypatch):
-    assert open_source("index", access) == IndexSource(access)
-    assert open_source("git", access) == GitSource(access)
+    assert open_source("index", access) == UpstreamSource(access)
+    assert open_source("git", access) == UpstreamSource(access, by_commit=True)
     for address in ("https://example.org/v.git", "ssh://git@example.org/v.git", "git@example.org:v.git"):
-        assert open_source(address, access) == GitSource(access, address)
+        assert open_source(address, access) == UpstreamSource(access, address, by_commit=True)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert open_source("here", access) == FolderSource(access, tmp_path / "here")
-    assert open_source("~/here", access) == FolderSource(access, tmp_path / "here")
+    for spec in ("here", "~/here"):
+        assert open_source(spec, access) == UpstreamSource(access, folder=tmp_path / "here")
+    git(tmp_path / "here", "init", "--quiet")
+    clone = tmp_path / "here"
+    assert open_source("here", access) == UpstreamSource(access, str(clone), clone, by_commit=True)
 
 
 @pytest.mark.parametrize(
@@ -321,7 +323,7 @@ def test_another_release_is_found_and_remembered(access, index):
     assert contents(access, pristine.tree) == sdist_files("1.3.0")
     asked = len(index.requests)
     assert other_release(offline(access), "1.3.0") == pristine
-    assert IndexSource(offline(access)).release("1.3.0") == pristine
+    assert open_source("index", offline(access)).release("1.3.0") == pristine
     assert len(index.requests) == asked
 
 
@@ -362,7 +364,10 @@ def test_another_release_offline_is_named(access):
 
 def test_a_mirror_gives_other_releases_too(access, mirror, index):
     (mirror / "vllm-1.3.0.tar.gz").write_bytes(make_sdist(sdist_files("1.3.0"), "1.3.0"))
-    pristine = FolderSource(offline(access), mirror).release("1.3.0")
+    pristine = open_source(str(mirror), offline(access)).release("1.3.0")
     assert contents(access, pristine.tree) == sdist_files("1.3.0")
     assert index.requests == []
-    assert FolderSource(access, mirror).release("1.2.0").tree == IndexSource(access).release("1.2.0").tree
+    assert (
+        open_source(str(mirror), access).release("1.2.0").tree
+        == open_source("index", access).release("1.2.0").tree
+    )
