@@ -91,6 +91,16 @@ def test_what_does_not_fit_together_is_refused(tmp_path: Path, changes: dict[str
         {"revision": [{**revision(), "patch": "x.patch\n"}]},
         {"kind": "pull", "revision": None, "pull": {**PULL, "head": "1" * 40 + "\n"}},
         {"probe": {**PROBE, "file": "/etc/passwd"}},
+        {"scope": "all"},
+        {"runner": "v3"},
+        {"requires": "other"},
+        {"evidence": {"level": "cpu", "demonstrated": [""], "claimed": []}},
+        {"upstream": [{"pull": 1, "author": "a", "state": "lost", "relation": "r"}]},
+        {"revision": [{**revision(), "sdist-sha256": "0" * 63}]},
+        {"revision": [{**revision(), "runner": "v3"}]},
+        {"kind": "pull", "revision": None, "pull": {**PULL, "head": "1" * 12}},
+        {"kind": "pull", "revision": None, "pull": {**PULL, "number": "7"}},
+        {"probe": {**PROBE, "triton": "on"}},
     ],
 )
 def test_what_is_no_such_value_is_refused_with_its_place(tmp_path: Path, changes: dict[str, Any]) -> None:

@@ -194,6 +194,30 @@ def test_another_blob_is_refused_whatever_it_shares() -> None:
         assert "refresh" in caught.value.next_step
 
 
+SOUND = ("@@ -1 +1 @@\n-1\n+x\n", "@@ -3 +3 @@\n-3\n+y\n")
+
+
+@pytest.mark.parametrize(
+    ("hunks", "at"),
+    [
+        ((SOUND[0].replace("-1\n", "-0\n"), SOUND[1]), 1),
+        ((SOUND[0], SOUND[1].replace("-3 ", "-2 ")), 2),
+        (SOUND[::-1], 1),
+    ],
+    ids=["other lines", "another place", "out of order"],
+)
+def test_what_removes_lines_that_are_not_there_is_refused(hunks: tuple[str, ...], at: int) -> None:
+    """Also where the result would be the promised blob."""
+    before, after = b"1\n2\n3\n", b"x\n2\ny\n"
+    head = HEADER.partition("@@")[0].format("f", blob_id(before), blob_id(after))
+    assert parse_patch((head + "".join(SOUND)).encode(), name="p").apply({"f": before}.get) == {
+        "f": ("100644", after)
+    }
+    with pytest.raises(PatchError, match="damaged") as caught:
+        parse_patch((head + "".join(hunks)).encode(), name="p").apply({"f": before}.get)
+    assert caught.value.because == f"the lines that it removes at {at} are not there"
+
+
 def test_a_missing_or_unexpected_file_is_refused(repository: Repository) -> None:
     with pytest.raises(PatchError, match="is missing"):
         parse_patch(named("f"), name="p").apply(lambda _: None)

@@ -221,6 +221,28 @@ def test_another_writer_is_waited_for_and_then_named(world: ChannelWorld, heard:
     assert "lock.waiting" in {event.kind for event in heard.events}
 
 
+def test_a_writer_that_takes_or_gives_back_the_lease_too_late_goes_on(
+    world: ChannelWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.promote("1")
+
+    class Contended(LateTarget):
+        def replace(self, path: str, data: bytes, *, expected: str | None) -> str:
+            """Let another writer have the lease when the pointer was written."""
+            tag = super().replace(path, data, expected=expected)
+            if path.endswith("timestamp.json"):
+                held(world)
+            return tag
+
+    target = Contended(world.published)
+    target.__dict__["before"] = lambda: held(world)
+    monkeypatch.setattr(targets.time, "sleep", lambda _: held(world, ""))
+    assert world.promote("2", publisher=world.publisher(target)).generation == 2
+    found = target.read(targets.LEASE)
+    assert found is not None
+    assert found.data == b"elsewhere:1:ab"
+
+
 @pytest.mark.parametrize("alive", [True, False])
 def test_a_lease_that_nobody_writes_again_is_taken_over(
     world: ChannelWorld, monkeypatch: pytest.MonkeyPatch, *, alive: bool

@@ -80,7 +80,7 @@ def test_reads_labels(line: str, labels: dict[str, str]) -> None:
     ],
 )
 def test_passes_over_timestamps_exemplars_and_blanks(line: str) -> None:
-    assert [point.value for point in read(f"{line}\n")] == [1]
+    assert [point.value for point in read(f"# HELP a {{x}} 1\n\n \t\r\n{line}\n#\n# EOF\n\n")] == [1]
 
 
 @pytest.mark.parametrize(
@@ -111,11 +111,17 @@ def test_refuses_what_is_no_sample_and_names_its_line(line: str) -> None:
         read(f"# HELP a b\nok 1\n{line}\n")
 
 
+def test_refuses_lines_that_are_not_wanted_all_the_same() -> None:
+    with pytest.raises(ValueError, match="line 2"):
+        list(parse_exposition("a 1\nb c\n", "a".__eq__))
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
         ("a 12345\nb 123", "line 2 of the metrics is cut"),
         ("a 1\n# EOF\nb 1\n", "line 3 .* comes after # EOF"),
+        ("a 1\n# EOF\n\nb 1\n", "line 4 .* comes after # EOF"),
     ],
 )
 def test_refuses_a_text_that_was_cut_or_goes_on_after_its_end(text: str, said: str) -> None:

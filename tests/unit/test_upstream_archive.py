@@ -262,3 +262,8 @@ def test_damage_is_reported(tmp_path, data):
     path.write_bytes(data)
     with pytest.raises(ArchiveError, match=r"vllm-1.0.tar.gz is damaged"):
         list(read_sdist(path))
+
+
+def test_a_missing_file_is_reported(tmp_path):
+    with pytest.raises(ArchiveError, match="could not be read"):
+        list(read_sdist(tmp_path / "absent.tar.gz"))

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -74,6 +75,9 @@ def test_all_comes_back_as_it_went_in(tmp_path: Path) -> None:
         journal.write(Concluded(findings=()))
         journal.write(BootRecord(arm="main", boot=0, facts=facts, restart=1))
         journal.write(Concluded(findings=(FINDING,)))
+    lines = (tmp_path / "run" / "journal.jsonl").read_bytes().splitlines()
+    kinds = [msgspec.json.decode(line)["kind"] for line in lines]
+    assert kinds == ["run", "boot", "cell", "note", "findings", "boot", "findings"]
     contents = read_journal(tmp_path / "run")
     assert contents.manifest == manifest()
     assert contents.boots["main", 0].facts == facts
@@ -192,6 +196,17 @@ def test_a_file_that_may_not_grow_leaves_whole_lines_only(tmp_path: Path) -> Non
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, kept)
     assert read_journal(tmp_path).measured == {}
+
+
+def test_its_folder_is_made_and_all_may_read_it(tmp_path: Path) -> None:
+    kept = os.umask(0)
+    try:
+        Journal(tmp_path / "runs" / "run", manifest()).close()
+    finally:
+        os.umask(kept)
+    assert (tmp_path / "runs/run/journal.jsonl").stat().st_mode & 0o777 == 0o644
+    with pytest.raises(StorageError, match="could not be written"):
+        Journal(tmp_path / "runs/run/journal.jsonl" / "run", manifest())
 
 
 def test_keys_tell_cells_and_servers_apart() -> None:

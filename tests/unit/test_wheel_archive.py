@@ -66,6 +66,17 @@ def source(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_members_and_their_beginnings_are_those_of_the_standard_library(tmp_path: Path, method: int) -> None:
+    path = tmp_path / "source.zip"
+    path.write_bytes(zipped({"a/": b"", **FILES}, method))
+    with open_archive(path) as archive:
+        assert {name: archive.read(name) for name in archive.members} == FILES
+        assert {name: archive.beginning(name, 3) for name in archive.members} == {
+            name: data[:3] for name, data in FILES.items()
+        }
+
+
 def test_all_kept_is_one_range_and_the_same_data(source: Path, tmp_path: Path) -> None:
     with open_archive(source) as archive:
         parts = layout(Kept(archive, member, name) for name, member in archive.members.items())
@@ -251,6 +262,13 @@ def test_a_deflate_stream_without_an_end_is_refused(tmp_path: Path) -> None:
     path.write_bytes(spoilt(data=endless))
     with open_archive(path) as archive, pytest.raises(ArchiveError, match=r"odd\.zip"):
         archive.read("first")
+
+
+def test_a_deflate_stream_that_is_none_has_no_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "odd.zip"
+    path.write_bytes(spoilt(data=b"\xff" * 100))
+    with open_archive(path) as archive, pytest.raises(ArchiveError, match=r"odd\.zip"):
+        archive.beginning("first", 3)
 
 
 def test_a_large_member_is_read_in_pieces_only(tmp_path: Path) -> None:
