@@ -9,7 +9,6 @@ from typing import Any
 
 import companion_kit as kit
 import elfkit
-import msgspec
 import pytest
 import wheelkit
 
@@ -201,16 +200,16 @@ def test_the_companion_with_most_modules_is_chosen_of_several_the_smallest(store
     both = write_companion(store, kit.content(modules), tmp_path / "both").path
     other = tmp_path / "vllm-1.0-py3-none-any.whl"
     other.write_bytes(b"")
-    wheels = [both, other, one]
-    for needed, expected in (
-        (["sampling"], FoundCompanion(one)),
-        (["sampling", "moe"], FoundCompanion(both)),
-        (["sampling", "page"], FoundCompanion(one, ("page",))),
-        (["page"], None),
-    ):
-        assert companion_for(wheels, kit.SPEC.version, kit.TARGET, needed) == expected
-    assert companion_for(wheels, kit.SPEC.version, Target(kit.TARGET.machine, "9.0a"), ["sampling"]) is None
-    later = msgspec.structs.replace(kit.SPEC, flashinfer=kit.package("flashinfer_python-1.2.4"))
-    assert companion_for(wheels, later.version, kit.TARGET, ["sampling"]) is None
+
+    def chosen(*needed: str, version: str = kit.SPEC.version, arch: str = kit.TARGET.arch) -> object:
+        target = Target(kit.TARGET.machine, arch)
+        return companion_for([both, other, one], version, target, lambda _: needed)
+
+    assert chosen("sampling") == FoundCompanion(one)
+    assert chosen("sampling", "moe") == FoundCompanion(both)
+    assert chosen("sampling", "page") == FoundCompanion(one, ("page",))
+    assert chosen("page") is None
+    assert chosen("sampling", arch="9.0a") is None
+    assert chosen("sampling", version="1.2.4") is None
     one.write_bytes(one.read_bytes()[:-9])
-    assert companion_for(wheels, kit.SPEC.version, kit.TARGET, ["sampling"]) == FoundCompanion(both)
+    assert chosen("sampling") == FoundCompanion(both)

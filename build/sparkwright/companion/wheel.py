@@ -8,13 +8,12 @@ up to 0.6 it asks for a folder, later for providers with architectures and names
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
 from sparkwright.base.digests import digest_of, to_json
@@ -29,12 +28,8 @@ from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.kernels import read_json
 from sparkwright.wheel.names import WheelName, parse_name
 from sparkwright.wheel.rewrite import Packed, Stored, deflated_in, layout, write_parts
-from sparkwright.wheel.sbom import SBOM
+from sparkwright.wheel.sbom import SBOM, bill_of, package_url, sha256_hash
 from sparkwright.wheel.source import RecordEntry, entry_from_digest, entry_of, format_record
-
-if TYPE_CHECKING:
-    from cyclonedx.model.component import Component
-
 
 PROJECT = "flashinfer-jit-cache"
 PACKAGE = "flashinfer_jit_cache"
@@ -135,65 +130,38 @@ def companion_bill(record: Mapping[str, Any], version: str) -> bytes:
     The primary component is the wheel. The others are FlashInfer's wheel, whose sources are compiled, that
     of tvm_ffi, whose headers they include, every module, and the packages of the toolchain.
     """
-    from cyclonedx.model.bom import Bom
-    from cyclonedx.model.component import Component, ComponentType
-    from cyclonedx.model.dependency import Dependency
-    from cyclonedx.output import make_outputter
-    from cyclonedx.schema import OutputFormat, SchemaVersion
-    from packageurl import PackageURL
+    from cyclonedx.model.component import Component, ComponentScope, ComponentType
 
-    bom = Bom(serial_number=uuid5(NAMESPACE_URL, digest_of(record)))
-    bom.metadata.timestamp = None  # type: ignore[assignment]  # its default is the current time
     wheel = Component(
         name=PROJECT, version=version, type=ComponentType.LIBRARY, bom_ref="wheel",
-        purl=PackageURL("pypi", None, PROJECT, version),
+        purl=package_url(PROJECT, version),
     )  # fmt: skip
-    bom.metadata.component = wheel
-    parts = {"module": list(_modules(record, version)), "input": list(_inputs(record))}
-    bom.components.update([*parts["module"], *parts["input"]])
-    inputs = [Dependency(ref=one.bom_ref) for one in parts["input"]]
-    bom.dependencies.add(
-        Dependency(ref=wheel.bom_ref, dependencies=[Dependency(ref=one.bom_ref) for one in parts["module"]])
-    )
-    bom.dependencies.update(Dependency(ref=one.bom_ref, dependencies=inputs) for one in parts["module"])
-    text = make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string()
-    return to_json(json.loads(text)) + b"\n"
-
-
-def _modules(record: Mapping[str, Any], version: str) -> Iterator[Component]:
-    """Yield each module of the wheel."""
-    from cyclonedx.model.component import Component, ComponentType
-
-    for name, one in sorted(record["modules"].items()):
-        yield Component(
+    modules = [
+        Component(
             name=member_of(name), version=version, type=ComponentType.FILE, bom_ref=f"binary:{name}",
-            hashes=_sha256(one["sha256"]),
-        )  # fmt: skip
-
-
-def _inputs(record: Mapping[str, Any]) -> Iterator[Component]:
-    """Yield the wheels with sources and headers, and the toolchain's packages, that modules are made with."""
-    from cyclonedx.model.component import Component, ComponentScope, ComponentType
-    from packageurl import PackageURL
-
-    for ref, project in _SOURCES.items():
-        one = record[ref]
-        yield Component(
+            hashes=sha256_hash(one["sha256"]),
+        )
+        for name, one in sorted(record["modules"].items())
+    ]  # fmt: skip
+    inputs = [
+        Component(
             name=one["filename"], version=one["version"], type=ComponentType.FILE, bom_ref=ref,
-            purl=PackageURL("pypi", None, project, one["version"], {"file_name": one["filename"]}),
-            hashes=_sha256(one["sha256"]),
-        )  # fmt: skip
-    for filename, sha256 in sorted(record.get("toolchain", {}).get("packages", {}).items()):
-        yield Component(
+            purl=package_url(project, one["version"], file_name=one["filename"]),
+            hashes=sha256_hash(one["sha256"]),
+        )
+        for ref, project in _SOURCES.items()
+        for one in [record[ref]]
+    ]  # fmt: skip
+    inputs += [
+        Component(
             name=filename, type=ComponentType.APPLICATION, bom_ref=f"package:{filename}",
-            scope=ComponentScope.EXCLUDED, hashes=_sha256(sha256),
-        )  # fmt: skip
-
-
-def _sha256(digest: str) -> list[Any]:
-    from cyclonedx.model import HashAlgorithm, HashType
-
-    return [HashType(alg=HashAlgorithm.SHA_256, content=digest)]
+            scope=ComponentScope.EXCLUDED, hashes=sha256_hash(sha256),
+        )
+        for filename, sha256 in sorted(record.get("toolchain", {}).get("packages", {}).items())
+    ]  # fmt: skip
+    made, of = ([str(one.bom_ref.value) for one in parts] for parts in (modules, inputs))
+    needed = {"wheel": made, **dict.fromkeys(made, of)}
+    return bill_of(uuid5(NAMESPACE_URL, digest_of(record)), wheel, [*modules, *inputs], needed)
 
 
 # Packing ---------------------------------------------------------------------------------------------
@@ -364,52 +332,46 @@ class FoundCompanion:
 
 
 def companion_for(
-    wheels: Iterable[Path], flashinfer: str, target: Target, needed: Sequence[str] | str
+    wheels: Iterable[Path],
+    flashinfer: str,
+    target: Target,
+    needed: Callable[[Mapping[str, Any]], Sequence[str]],
 ) -> FoundCompanion | None:
-    """Return the wheel among *wheels* that holds most *needed* modules, the smallest; `None` if none has any.
+    """Return the wheel among *wheels* that holds most modules, the smallest; `None` if none has any.
 
     Args:
         wheels: any wheels; what is no companion, or damaged, is passed over.
         flashinfer: version of FlashInfer in the environment.
         target: machine and card of the environment.
-        needed: names in the series' list, as from `CompanionSpec.chosen`; or a recipe, which needs what each
-            companion's record says. One that a companion does not know needs what every recipe does.
+        needed: returns the list's names of the modules that are needed, given a companion's record.
     """
     found = []
-    for wheel, record in _records(wheels, flashinfer, target):
-        names = _needs(record, needed) if isinstance(needed, str) else needed
-        if not (listed := _listed(record)).isdisjoint(names):
-            found.append(FoundCompanion(wheel, tuple(name for name in names if name not in listed)))
+    for wheel in wheels:
+        with contextlib.suppress(SparkwrightError, OSError, KeyError, TypeError, AttributeError):
+            if is_companion_for(wheel.name, flashinfer, target):
+                record = read_companion(wheel)
+                names, listed = needed(record), {str(one["listed"]) for one in record["modules"].values()}
+                if not listed.isdisjoint(names):
+                    found.append(FoundCompanion(wheel, tuple(name for name in names if name not in listed)))
     return min(
         found, key=lambda one: (len(one.missing), one.wheel.stat().st_size, one.wheel.name), default=None
     )
 
 
-def _records(wheels: Iterable[Path], flashinfer: str, target: Target) -> list[tuple[Path, Mapping[str, Any]]]:
-    """Return each companion for *flashinfer* and *target* with its record; a damaged one is passed over."""
-    found: list[tuple[Path, Mapping[str, Any]]] = []
-    for wheel in wheels:
-        with contextlib.suppress(SparkwrightError, OSError, KeyError, TypeError, AttributeError):
-            if is_companion(wheel.name) and _made_for(wheel, flashinfer, target):
-                record = read_companion(wheel)
-                _needs(record, "*"), _listed(record)  # raises where the record is malformed
-                found.append((wheel, record))
-    return found
-
-
-def _made_for(wheel: Path, flashinfer: str, target: Target) -> bool:
-    name = parse_name(wheel.name)
+def is_companion_for(filename: str, flashinfer: str, target: Target) -> bool:
+    """Tell if a wheel of that name is a companion of FlashInfer's version for *target*."""
+    if not is_companion(filename):
+        return False
+    name = parse_name(filename)
     public, _, local = name.version.partition("+")
     same = (public, name.machine) == (flashinfer, target.machine)
     return same and architecture_name(target) in local.split(".")
 
 
-def _needs(record: Mapping[str, Any], recipe: str) -> tuple[str, ...]:
-    """Return the list's names of the modules that *recipe* needs, by a companion's record."""
+def needed_by(record: Mapping[str, Any], recipe: str) -> tuple[str, ...]:
+    """Return the list's names of the modules that *recipe* needs, by a companion's *record*.
+
+    One that it does not know needs what every recipe does.
+    """
     needs = record["recipes"]
     return tuple(map(str, needs.get(recipe, needs["*"])))
-
-
-def _listed(record: Mapping[str, Any]) -> set[str]:
-    """Return the list's names of the modules in a companion, by its record."""
-    return {str(one["listed"]) for one in record["modules"].values()}

@@ -80,7 +80,7 @@ def choose_companion(
         return CompanionChoice()
     offered = [one for folder in dict.fromkeys(folders) if folder.is_dir() for one in wheels_in(folder)]
     listed = recipe.name in spec.recipes
-    found = companion_for(offered, spec.version, target, needed)
+    found = companion_for(offered, spec.version, target, lambda _: needed)
     if found is None:
         return CompanionChoice(missing=tuple(needed), listed=listed)
     return CompanionChoice(found.wheel, found.missing, listed)

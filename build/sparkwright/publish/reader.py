@@ -13,8 +13,7 @@ from typing import Literal
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import SignatureError, TamperedError, UnknownNameError
 from sparkwright.base.events import task
-from sparkwright.companion.wheel import PROJECT as COMPANION
-from sparkwright.companion.wheel import FoundCompanion, architecture_name, companion_for
+from sparkwright.companion.wheel import FoundCompanion, companion_for, is_companion_for, needed_by
 from sparkwright.lock.model import Artifact, series_of
 from sparkwright.native.model import Target
 from sparkwright.publish.channel import (
@@ -179,14 +178,12 @@ class ChannelOffer:
 
     def companion(self, recipe: str, flashinfer: str, target: Target) -> FoundCompanion | None:
         """Return the companion of the channel with most kernels of a recipe; `None` if none has any."""
-        offered = []
-        for file in self.state.offered:
-            release, _, local = file.version.partition("+")
-            machine = parse_name(file.filename).machine
-            of_card = machine == target.machine and architecture_name(target) in local.split(".")
-            if of_card and (file.project, release) == (COMPANION, flashinfer):
-                offered.append(self._fetched(file))
-        return companion_for(offered, flashinfer, target, recipe)
+        offered = [
+            self._fetched(file)
+            for file in self.state.offered
+            if is_companion_for(file.filename, flashinfer, target)
+        ]
+        return companion_for(offered, flashinfer, target, lambda record: needed_by(record, recipe))
 
     def _fetched(self, file: ListedWheel) -> Path:
         """Return a wheel with the bytes that were signed, as a copy: others may write to a folder."""

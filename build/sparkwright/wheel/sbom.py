@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
@@ -40,24 +40,39 @@ def sbom(record: WheelRecord, lock: Lock) -> bytes:
     Raises:
         UnknownNameError: the lock has no wheel for the record's platform.
     """
-    from cyclonedx.model.bom import Bom
     from cyclonedx.model.component import Component, ComponentType
+
+    parts = _Parts(record, lock)
+    name, _, version = record.point.made_by.partition(" ")
+    tool = Component(name=name, version=version, type=ComponentType.APPLICATION)
+    wheel, components = parts.wheel(), list(parts.components())
+    needed = parts.dependencies(str(one.bom_ref.value) for one in (wheel, *components))
+    return bill_of(parts.serial, wheel, components, needed, tools=[tool])
+
+
+def bill_of(
+    serial: UUID,
+    wheel: Component,
+    components: Sequence[Component],
+    needed: Mapping[str, Sequence[str]],
+    *,
+    tools: Sequence[Component] = (),
+) -> bytes:
+    """Return the canonical JSON of a bill: *needed* are references by that of what is made of them."""
+    from cyclonedx.model.bom import Bom
     from cyclonedx.model.dependency import Dependency
     from cyclonedx.output import make_outputter
     from cyclonedx.schema import OutputFormat, SchemaVersion
 
-    parts = _Parts(record, lock)
-    bom = Bom(serial_number=parts.serial)
+    bom = Bom(serial_number=serial)
     bom.metadata.timestamp = None  # type: ignore[assignment]  # its default is the current time
-    name, _, version = record.point.made_by.partition(" ")
-    bom.metadata.tools.components.add(Component(name=name, version=version, type=ComponentType.APPLICATION))
-    bom.metadata.component = parts.wheel()
-    components = list(parts.components())
+    bom.metadata.tools.components.update(tools)
+    bom.metadata.component = wheel
     bom.components.update(components)
-    by_name = {str(one.bom_ref.value): one for one in [bom.metadata.component, *components]}
-    for reference, needed in parts.dependencies(by_name).items():
-        dependencies = [Dependency(ref=by_name[name].bom_ref) for name in needed]
-        bom.dependencies.add(Dependency(ref=by_name[reference].bom_ref, dependencies=dependencies))
+    by_name = {str(one.bom_ref.value): one.bom_ref for one in (wheel, *components)}
+    for reference, names in needed.items():
+        dependencies = [Dependency(ref=by_name[name]) for name in names]
+        bom.dependencies.add(Dependency(ref=by_name[reference], dependencies=dependencies))
     text = make_outputter(bom, OutputFormat.JSON, SchemaVersion.V1_6).output_as_string()
     return to_json(json.loads(text)) + b"\n"
 
@@ -95,8 +110,8 @@ class _Parts:
             bom_ref="release",
             purl=_git_url(release.git, release.commit)
             if sdist is None
-            else _package_url("vllm", release.version),
-            hashes=() if sdist is None else _sha256(sdist.sha256),
+            else package_url("vllm", release.version),
+            hashes=() if sdist is None else sha256_hash(sdist.sha256),
             external_references=_repository(release.git),
         )
         commit = Commit(uid=release.commit, url=XsUri(f"{home}/commit/{release.commit}") if home else None)
@@ -105,7 +120,7 @@ class _Parts:
             version=point.version,
             type=ComponentType.LIBRARY,
             bom_ref="wheel",
-            purl=_package_url("vllm", point.version),
+            purl=package_url("vllm", point.version),
             pedigree=Pedigree(ancestors=[ancestor], commits=[commit], patches=self._patches("")),
             properties=_properties(
                 {
@@ -161,8 +176,8 @@ class _Parts:
             version=version,
             type=ComponentType.FILE,
             bom_ref=_UPSTREAM,
-            purl=_package_url("vllm", version, file_name=artifact.filename),
-            hashes=_sha256(artifact.sha256),
+            purl=package_url("vllm", version, file_name=artifact.filename),
+            hashes=sha256_hash(artifact.sha256),
             properties=_properties({"commit": artifact.commit, "trust": artifact.trust}),
         )
 
@@ -175,7 +190,7 @@ class _Parts:
             version=self.record.point.version,
             type=ComponentType.FILE,
             bom_ref=f"binary:{binary.member}",
-            hashes=_sha256(binary.sha256),
+            hashes=sha256_hash(binary.sha256),
             properties=_properties(
                 {"provider": binary.provider, "from": binary.origin, "attested": attested.get(binary.member)}
             ),
@@ -228,7 +243,7 @@ class _Parts:
             bom_ref=_carry_reference(carry),
             description=carry.title,
             scope=ComponentScope.EXCLUDED,  # an input of the build, not a part of the wheel
-            hashes=_sha256(patch.sha256) if patch else (),
+            hashes=sha256_hash(patch.sha256) if patch else (),
             external_references=references,
             properties=_properties({"outcome": carry.outcome}),
         )
@@ -244,8 +259,8 @@ class _Parts:
                 type=ComponentType.APPLICATION,
                 bom_ref=f"package:{package.filename}",
                 scope=ComponentScope.EXCLUDED,
-                purl=_package_url(package.project, package.version, file_name=package.filename),
-                hashes=_sha256(package.sha256),
+                purl=package_url(package.project, package.version, file_name=package.filename),
+                hashes=sha256_hash(package.sha256),
             )
 
     def dependencies(self, components: Iterable[str]) -> dict[str, list[str]]:
@@ -280,7 +295,8 @@ def _carry_reference(carry: RecordedCarry) -> str:
     return f"carry:{carry.name}"
 
 
-def _sha256(digest: str) -> list[Any]:
+def sha256_hash(digest: str) -> list[Any]:
+    """Return the hashes of a component with that SHA-256."""
     from cyclonedx.model import HashAlgorithm, HashType
 
     return [HashType(alg=HashAlgorithm.SHA_256, content=digest)]
@@ -298,7 +314,8 @@ def _repository(address: str) -> list[Any]:
     return [ExternalReference(type=ExternalReferenceType.VCS, url=XsUri(address))] if address else []
 
 
-def _package_url(name: str, version: str, *, file_name: str = "") -> PackageURL:
+def package_url(name: str, version: str, *, file_name: str = "") -> PackageURL:
+    """Return the URL of a package on the package index, or of one file of it."""
     from packageurl import PackageURL
 
     return PackageURL("pypi", None, name, version, {"file_name": file_name} if file_name else None)
