@@ -111,14 +111,6 @@ def test_uv_resolves_to_our_digest(dist: Path, address: str, scheme: str) -> Non
         assert f"sha256:{wheelkit.sha256(wheel)}" in out
 
 
-def test_uv_would_install_it(address: str, tmp_path: Path) -> None:
-    out = uv(
-        "pip", "install", "--dry-run", "--no-deps", "--target", tmp_path, "--index-url", address,
-        "--python-platform", "aarch64-manylinux_2_28", "--python", sys.executable, f"vllm=={VERSIONS[1]}",
-    )  # fmt: skip
-    assert f"+ vllm=={VERSIONS[1]}" in out
-
-
 def test_uv_installs_what_the_wheel_holds(address: str, tmp_path: Path) -> None:
     uv(
         "pip", "install", "--no-deps", "--target", tmp_path, "--index-url", address,

@@ -89,18 +89,6 @@ def test_a_file_with_another_digest_is_not_published(address: str, wheel: Path) 
     target.put_file(WHEEL, wheel, sha256(wheel))
 
 
-def test_statements_are_put_like_wheels(address: str, tmp_path: Path) -> None:
-    page = tmp_path / "statement.json"
-    page.write_bytes(b'{"a": 1}')
-    target = open_target(address)
-    for _ in range(2):
-        target.put_file("statements/1.json", page, sha256(page))
-    assert target.read("statements/1.json").data == b'{"a": 1}'
-    page.write_bytes(b'{"a": 2}')
-    with pytest.raises(TamperedError):
-        target.put_file("statements/1.json", page, sha256(page))
-
-
 # Pointers -------------------------------------------------------------------------------------------
 
 

@@ -95,11 +95,6 @@ def test_a_record_is_replaced_as_a_whole(machine) -> None:
         assert machine(f"reader {number}").find_record("proof", KEY) == {"number": number}
 
 
-def test_status_of_a_healthy_server(machine) -> None:
-    found = machine("first").remote.examine()
-    assert (found["read"], found["write"]) == ("yes", "yes")
-
-
 def test_nginx_refuses_what_is_too_large(nginx: str, tmp_path: Path) -> None:
     settings = RemoteSettings(url=nginx, key_file=tmp_path / "key.pem", limits=LIMITS)
     store = open_store(tmp_path / "store", RemoteTier(settings))

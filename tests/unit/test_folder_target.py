@@ -4,40 +4,18 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
 from pathlib import Path
 
 import pytest
 
 from sparkwright.base.digests import sha256_bytes
-from sparkwright.base.errors import LostRaceError, PublishError, StorageError, UploadError
+from sparkwright.base.errors import PublishError, StorageError, UploadError
 from sparkwright.publish.target import FolderTarget, checked_path
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> FolderTarget:
     return FolderTarget(tmp_path / "target")
-
-
-def test_of_many_writers_at_once_one_wins_each_time(target: FolderTarget) -> None:
-    tag = target.replace("p", b"0", expected=None)
-    won: list[bytes] = []
-
-    def write(data: bytes) -> None:
-        try:
-            target.replace("p", data, expected=tag)
-            won.append(data)
-        except LostRaceError:
-            pass
-
-    threads = [threading.Thread(target=write, args=(b"%d" % number,)) for number in range(1, 9)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(won) == 1
-    assert (found := target.read("p")) is not None
-    assert found.data == won[0]
 
 
 def test_a_folder_in_the_place_of_a_file_is_one_clear_error(target: FolderTarget) -> None:
@@ -100,11 +78,3 @@ def test_a_path_that_leads_elsewhere_is_refused(target: FolderTarget, path: str)
     for use in (checked_path, target.read, target.url):
         with pytest.raises(PublishError):
             use(path)
-
-
-def test_a_file_beyond_reason_is_not_read(target: FolderTarget) -> None:
-    target.replace("p", b"1", expected=None)
-    with (target.folder / "p").open("wb") as stream:
-        stream.truncate(200 << 30)
-    with pytest.raises(UploadError, match="more than"):
-        target.read("p")

@@ -93,10 +93,6 @@ class TestWithoutAServer:
         assert "cannot be reached" in ran.json["remote"]["stopped"]
         assert 1 <= ran.err.count("warning:") <= 2
 
-    def test_a_server_that_only_errs(self, world: World, server: HostileStore) -> None:
-        server.faults = {name: Misbehaviour(status=500) for name in ("GET", "HEAD", "PUT")}
-        assert world.good("wheel", "--json", "--store", server.url).json["remote"]["stopped"]
-
     def test_killed_while_it_writes(self, world: World, server: HostileStore) -> None:
         """The wheel is the same, and what was not written is made once more by those who lack it."""
         server.hold.clear()
@@ -108,15 +104,6 @@ class TestWithoutAServer:
         world.good("wheel", "--store", server.url)
         world.new_store("second")
         world.good("wheel", "--store", server.url)
-
-    def test_a_server_that_never_answers_a_write(self, world: World, server: HostileStore) -> None:
-        settings = world.folder / "store.toml"
-        settings.write_text(f'url = "{server.url}"\nstall-s = 0.2\n')
-        server.hold.clear()
-        ran = world.run("wheel", "--json", SPARKWRIGHT_STORE_CONFIG=str(settings))
-        assert ran.status == 0, ran.said
-        assert ran.json["remote"]["stopped"]
-        assert "Traceback" not in ran.err
 
     @pytest.mark.slow
     def test_a_full_disk_while_it_is_read(self, shared: World) -> None:
@@ -200,12 +187,6 @@ class TestCredentials:
         assert world.call("store", "status", "--store", url).status == 20
         assert PASSWORD not in ran.said
         assert PASSWORD.encode() not in self.everything(world)
-
-    def test_they_are_not_sent_unencrypted(self, world: World) -> None:
-        ran = world.call("wheel", "--store", f"http://builder:{PASSWORD}@192.0.2.1/")
-        assert ran.status == 10
-        assert "encrypted" in ran.said
-        assert PASSWORD not in ran.said
 
 
 def test_help_needs_none_of_it(world: World) -> None:
