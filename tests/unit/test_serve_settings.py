@@ -26,6 +26,7 @@ class TestSettings:
             ("enable-x", "enable-x", True),
             ("gpu-memory-utilization=.6", "gpu-memory-utilization", 0.6),
             ("hf-token=null", "hf-token", "null"),
+            ("x=\udcff", "x", "\udcff"),
             ("max-model-len=1e999", "max-model-len", "1e999"),
             ('x={"a": NaN}', "x", '{"a": NaN}'),
             ("kv-cache-dtype=fp8_e4m3", "kv-cache-dtype", "fp8_e4m3"),

@@ -118,7 +118,7 @@ def decode_json(data: bytes | str, model: Any) -> Any:
     _have_read(model)
     try:
         return msgspec.json.decode(data, type=model)
-    except (UnicodeDecodeError, RecursionError) as error:
+    except (UnicodeError, RecursionError) as error:  # also of a text that is not of Unicode alone
         raise msgspec.DecodeError(str(error)) from error
 
 

@@ -149,7 +149,9 @@ def _title(command: tuple[str, ...]) -> str:
 def not_started(command: tuple[str, ...], error: OSError) -> ToolError:
     """Return the error to raise for a *command* that the system could not start."""
     what = "was not found" if isinstance(error, FileNotFoundError) else "could not be started"
-    return ToolError(f"the program {command[0]!r} {what}", because=str(error))
+    return ToolError(
+        f"the program {command[0]!r} {what}", because=str(error), next_step="install it, or correct PATH"
+    )
 
 
 def log_end(result: Completed, env: Mapping[str, str] | None) -> None:
