@@ -17,8 +17,7 @@ from sparkwright.engine.client.request import canary, count_tokens
 from sparkwright.engine.observations import FailureKind, Sample
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.simulator.faults import FAULTS, parse_faults
-from sparkwright.verify.simulator.log import Log
-from sparkwright.verify.simulator.machine import Clock
+from sparkwright.verify.simulator.machine import Clock, Log
 from sparkwright.verify.simulator.main import read_truth, simulator
 from sparkwright.verify.simulator.server import listening
 from sparkwright.verify.simulator.settings import VERSION, Settings

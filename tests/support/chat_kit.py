@@ -17,9 +17,9 @@ from sparkwright.engine.findings import Finding
 from sparkwright.engine.observations import FailureKind, Observation, RequestFailure, Sample
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import Check
+from sparkwright.verify.simulator.engine import StreamDelta
 from sparkwright.verify.simulator.model import EOS
 from sparkwright.verify.simulator.params import ApiError, make_request, parse_params
-from sparkwright.verify.simulator.request import StreamDelta
 from sparkwright.verify.simulator.response import ResponseBuilder, usage_of
 from sparkwright.verify.simulator.settings import Settings
 

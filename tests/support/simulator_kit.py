@@ -11,12 +11,10 @@ from typing import Any
 
 import aiohttp
 
-from sparkwright.verify.simulator.engine import Engine
+from sparkwright.verify.simulator.engine import Engine, Request
 from sparkwright.verify.simulator.faults import parse_faults
-from sparkwright.verify.simulator.log import Log
-from sparkwright.verify.simulator.machine import Clock, Driver
+from sparkwright.verify.simulator.machine import Clock, Driver, Log
 from sparkwright.verify.simulator.params import make_request, parse_params
-from sparkwright.verify.simulator.request import Request
 from sparkwright.verify.simulator.server import listening
 from sparkwright.verify.simulator.settings import Settings, StepCosts
 from sparkwright.verify.simulator.stream import TraceFile

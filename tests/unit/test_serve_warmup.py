@@ -18,8 +18,7 @@ from sparkwright.engine.observations import BootFacts
 from sparkwright.recipes.recipe import Recipe
 from sparkwright.serve.warmup import Limits, WarmUp, rounds, warm_up
 from sparkwright.verify.simulator.faults import parse_faults
-from sparkwright.verify.simulator.log import Log
-from sparkwright.verify.simulator.machine import Clock
+from sparkwright.verify.simulator.machine import Clock, Log
 from sparkwright.verify.simulator.server import listening
 from sparkwright.verify.simulator.settings import Settings
 from sparkwright.verify.simulator.stream import TraceFile

@@ -21,8 +21,8 @@ from verify_kit import (
 from sparkwright.engine.cell import Cell, Load
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import FailureKind, Observation, Sample
-from sparkwright.verify.checks.acceptance import acceptance, drafter, ratio, surely
 from sparkwright.verify.checks.common import conclude
+from sparkwright.verify.checks.figures import acceptance, drafter, ratio, surely
 from sparkwright.verify.checks.triage import CheckedCells, triage, troubles
 
 CODE = {"category": "code"}

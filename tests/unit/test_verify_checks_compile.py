@@ -17,7 +17,7 @@ from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.engine.server.compiling import CompileWatch, cache_folders, kernels_in, told
 from sparkwright.verify.checks import ALL
-from sparkwright.verify.checks.compile import KINDS
+from sparkwright.verify.checks.boot import KINDS
 
 CHECK = ALL["compile"]
 BENCH = Bench(CHECK)

@@ -12,8 +12,8 @@ from sparkwright.engine.cell import Cell, Load
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import HostSample, Observation
 from sparkwright.verify.checks import ALL
+from sparkwright.verify.checks.compare import compare_runs
 from sparkwright.verify.checks.machine import disturbances
-from sparkwright.verify.checks.runs import compare_runs
 from sparkwright.verify.journal import Run
 
 HEALTHY = {"gpu_slowed_by": 0x04, "swap_used_mib": 900.0, "memory_pressure": 0.4, "gpu_temperature_c": 71.0}

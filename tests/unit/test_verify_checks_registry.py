@@ -1,27 +1,9 @@
-"""A check is registered by its module, and profiles name the checks that they run."""
+"""Profiles name the checks that they run, in order."""
 
-import importlib
-import pkgutil
-
-from sparkwright.verify import checks
 from sparkwright.verify.check import PROFILES, Profile
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import profile_of
-
-
-def test_checks_have_the_names_of_their_modules() -> None:
-    assert {"boot", "sweep", "crash", "context", "coherence", "bands"} <= set(ALL)
-    assert set(ALL) < {one.name for one in pkgutil.iter_modules(checks.__path__)}
-    assert all(check.name == name for name, check in ALL.items())
-    modules = [
-        importlib.import_module(f"{checks.__name__}.{one.name}")
-        for one in pkgutil.iter_modules(checks.__path__)
-    ]
-    assert len([module for module in modules if hasattr(module, "CHECK")]) == len(ALL), (
-        "each has a name of its own"
-    )
-    assert all(importlib.import_module(f"{checks.__name__}.{name}").CHECK is ALL[name] for name in ALL)
 
 
 def test_every_profile_runs_the_checks_that_it_names() -> None:

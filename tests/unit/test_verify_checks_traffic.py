@@ -13,7 +13,6 @@ from sparkwright.engine.cell import REQUIRED, Load
 from sparkwright.engine.findings import TOOLS, Verdict
 from sparkwright.engine.observations import Sample, ToolCall
 from sparkwright.verify.checks import ALL
-from sparkwright.verify.checks.dialogues import TOOLS_OFFERED, TURNS
 from sparkwright.verify.checks.flaws import (
     broken_characters,
     forced_flaw,
@@ -22,6 +21,7 @@ from sparkwright.verify.checks.flaws import (
     role_mark,
     tool_flaw,
 )
+from sparkwright.verify.checks.traffic import TOOLS_OFFERED, TURNS
 
 SIZES = profile(max_tokens=256)
 # Conversations -------------------------------------------------------------------------------------------

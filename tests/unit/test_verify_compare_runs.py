@@ -18,7 +18,7 @@ from sparkwright.cli.main import main
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import FailureKind, Observation
 from sparkwright.verify.checks import ALL
-from sparkwright.verify.checks.runs import compare_runs
+from sparkwright.verify.checks.compare import compare_runs
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.journal import BootRecord, Concluded, Journal, Manifest, Measured, Run
 

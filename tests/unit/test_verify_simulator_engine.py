@@ -3,8 +3,8 @@
 import pytest
 from simulator_kit import Bench, prompt
 
+from sparkwright.verify.simulator.engine import PrefixCache, block_hash
 from sparkwright.verify.simulator.model import acceptance_table
-from sparkwright.verify.simulator.request import PrefixCache, block_hash
 from sparkwright.verify.simulator.settings import BLOCK
 
 # Counters ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.lock.model import read_lock, series_of
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.simulator.faults import FAULTS, Faults, parse_faults
-from sparkwright.verify.simulator.log import (
+from sparkwright.verify.simulator.machine import (
     boot_lines,
     capture_sizes,
     captured_sizes,

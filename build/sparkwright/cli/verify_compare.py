@@ -35,7 +35,7 @@ from sparkwright.cli.verify import (
     shown_plan,
 )
 from sparkwright.recipes.recipe import recipe_path
-from sparkwright.verify.checks.runs import compare_runs
+from sparkwright.verify.checks.compare import compare_runs
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.plan import plan_of
 from sparkwright.verify.results import Results, load_run, write_report

@@ -1,7 +1,7 @@
-"""The checks of a server, one per module; a module with a ``CHECK`` is found by being here.
+"""The checks of a server; each `Check` in a module here is found by being there.
 
-`common` is the file to open first: it defines which observations are unfit for any conclusion. Modules
-without a ``CHECK`` hold what several checks share.
+`common` is the file to open first: it defines which observations are unfit for any conclusion. Some modules
+hold several checks that share most of their code, others only what several checks share.
 """
 
 from __future__ import annotations
@@ -18,6 +18,6 @@ __all__ = ["ALL"]
 _MODULES = (importlib.import_module(f"{__name__}.{one.name}") for one in pkgutil.iter_modules(__path__))
 
 ALL: Mapping[str, Check] = MappingProxyType(
-    {module.CHECK.name: module.CHECK for module in _MODULES if hasattr(module, "CHECK")}
+    {one.name: one for module in _MODULES for one in vars(module).values() if isinstance(one, Check)}
 )
-"""Every check by its name, which is its module's."""
+"""Every check by its name."""

@@ -12,8 +12,8 @@ from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation, Sample
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks.acceptance import acceptance
 from sparkwright.verify.checks.common import CHAT, Check, Values, answered, conclude
+from sparkwright.verify.checks.figures import acceptance
 from sparkwright.verify.checks.flaws import Flaw, excerpt, flaw
 from sparkwright.verify.checks.triage import CheckedCells, Reason, describe
 from sparkwright.verify.corpus import FACTS, holds

@@ -30,7 +30,7 @@ Values = dict[str, float | str]
 
 @dataclass(frozen=True, eq=False)
 class Check:
-    """A group of cells and the findings that follow from them: the ``CHECK`` of a module of `verify.checks`.
+    """A group of cells and the findings that follow from them: found in a module of `verify.checks`.
 
     Attributes:
         name: on the command line, in journals and in reports.

@@ -10,18 +10,24 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+import msgspec
+
+from sparkwright.base.errors import ConfigError
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation, Sample
 from sparkwright.verify import compare
-from sparkwright.verify.check import Context
-from sparkwright.verify.checks.acceptance import acceptance
-from sparkwright.verify.checks.common import Check, Values, conclude, not_applicable
-from sparkwright.verify.checks.figures import event_gap_ms
+from sparkwright.verify.check import Context, Profile
+from sparkwright.verify.checks.answers import Solved, answers_agree, right_answers
+from sparkwright.verify.checks.common import Check, Values, conclude, finding, not_applicable
+from sparkwright.verify.checks.figures import acceptance, event_gap_ms
 from sparkwright.verify.checks.machine import without_disturbed
-from sparkwright.verify.checks.triage import CheckedCells, Reason, triage
+from sparkwright.verify.checks.triage import SEVERITY, CheckedCells, Reason, describe, triage
 from sparkwright.verify.compare import SPREAD, Compared, Look, Ratio, looks_of
+from sparkwright.verify.corpus import load_corpus
+from sparkwright.verify.journal import Run
 
 NAME = "compare"
 ARMS = ("main", "baseline")
@@ -293,3 +299,171 @@ def _cache(seen: CheckedCells, facts: Mapping[Place, BootFacts]) -> Finding:
         passed=shown,
         measured={"tokens": tokens, "tokens on the baseline": before},
     )
+
+
+# Answers, tasks and failures beside those of another server ----------------------------------------------
+
+SURE = 0.01
+FEW_TASKS = 20
+Cells = Mapping[str, Observation]
+"""Observations of one run, or of one setting of a recipe, by the key of their cell."""
+
+
+def judge_quality(before: Sequence[Cells], after: Sequence[Cells], keys: Sequence[str]) -> list[Finding]:
+    """Return findings on greedy answers and solved tasks of the worst run after, and on failed requests.
+
+    Answers and tasks are held against those of the first run before.
+    """
+
+    def worst(
+        judge: Callable[[Sequence[Observation], Sequence[Observation]], Finding],
+        where: Callable[[Cell], bool],
+    ) -> Finding:
+        chosen = [key for key in keys if where(before[0][key].cell)]
+        old = [before[0][key] for key in chosen]
+        found = [judge(old, [run[key] for key in chosen]) for run in after]
+        return max(found, key=lambda one: SEVERITY.index(one.verdict))
+
+    def answers(cell: Cell) -> bool:
+        return cell.check == "lossless" and cell.tags.get("kind") == "answers"
+
+    def tasks(cell: Cell) -> bool:
+        asked = cell.check in {"lossless", "coherence", "context"}
+        return asked and any(prompt.expect for prompt in cell.prompts)
+
+    return [worst(_same_answers, answers), worst(_solved_tasks, tasks), _failures(before, after, keys)]
+
+
+def _same_answers(before: Sequence[Observation], after: Sequence[Observation]) -> Finding:
+    old, new = ({o.cell.load.concurrency: o for o in side} for side in (before, after))
+    if not old or not all(o.counted for o in (*before, *after)):
+        why = "answers with log-probabilities were not measured on both sides: run the check `lossless`"
+        return finding(NAME, "compare.answers", Verdict.NOT_APPLICABLE, why)
+    lowest, *higher = sorted(old)
+    found = answers_agree(
+        [(old[level], new[level]) for level in old], [(old[lowest], old[up]) for up in higher]
+    )
+    if found.against:
+        return finding(NAME, "compare.answers", Verdict.NOT_APPLICABLE, found.against[0][1])
+    parted = found.beyond(found.limit, "part at a token that rounding does not explain")
+    differ = sum(gap > 0 for gap in found.gaps)
+    return finding(
+        NAME,
+        "compare.answers",
+        Verdict.FAIL if parted else Verdict.PASS,
+        parted or f"{differ} of {len(found.gaps)} answers differ, all of them at near ties",
+        measured={**found.figures, "largest of one server nat": round(found.usual, 4)},
+        evidence=[o.cell.key for o in before],
+    )
+
+
+def _solved_tasks(before: Sequence[Observation], after: Sequence[Observation]) -> Finding:
+    solved = Solved.of(right_answers(before), right_answers(after))
+    lost, won, p = len(solved.lost), solved.won, solved.p
+    verdict = Verdict.PASS
+    cause = f"{solved.after} of {solved.total} are solved, before {solved.before}; {lost} lost, {won} won"
+    if solved.total < FEW_TASKS:
+        verdict, cause = Verdict.NOT_APPLICABLE, f"{solved.total} tasks on both sides are too few to tell"
+    elif p < SURE and lost > won:
+        verdict, cause = Verdict.FAIL, f"{cause} (p = {p:.4f}), such as {solved.lost[0]}"
+    measured: Values = {"solved": solved.after, "solved before": solved.before, "tasks": solved.total}
+    evidence = [o.cell.key for o in before]
+    return finding(NAME, "compare.tasks", verdict, cause, measured=measured, evidence=evidence)
+
+
+def _failures(before: Sequence[Cells], after: Sequence[Cells], keys: Sequence[str]) -> Finding:
+    worse = []
+    for key in keys:
+        old = max(len(run[key].failed) for run in before)
+        for seen in (run[key] for run in after):
+            if len(seen.failed) > old:
+                failure = seen.failed[0].failure
+                why = f": {failure.kind}, {failure.detail}" if failure is not None else ""
+                where = describe(seen.cell)
+                worse.append(f"{len(seen.failed)} requests fail in {where}, before {old}{why}")
+            elif seen.died is not None and all(run[key].died is None for run in before):
+                worse.append(f"the server ended in {describe(seen.cell)}")
+    total = sum(len(run[key].samples) for run in after for key in keys)
+    return finding(
+        NAME,
+        "compare.failures",
+        Verdict.FAIL if worse else Verdict.PASS,
+        "; ".join(worse[:3]) or f"of {total} requests no more failed than before",
+    )
+
+
+# Finished runs -------------------------------------------------------------------------------------------
+
+
+def compare_runs(before: Sequence[Run], after: Sequence[Run]) -> Run:
+    """Return the findings on runs *after* an upgrade against runs *before* it.
+
+    Raises:
+        ConfigError: the runs have no cell in common, or their clocks differ.
+    """
+    speeds = {run.speed for run in (*before, *after)}
+    if len(speeds) > 1:
+        raise ConfigError(
+            "these runs cannot be compared",
+            because=f"their clocks run at {', '.join(f'{one:g}' for one in sorted(speeds))} times real time",
+            next_step="compare runs of real servers, or of simulators with the same --speed",
+        )
+    # A run's own baseline says nothing about an upgrade.
+    old, new = (
+        [
+            {o.cell.key: o for o in run.observations if (o.cell.arm, o.cell.boot) == ("main", 0)}
+            for run in runs
+        ]
+        for runs in (before, after)
+    )
+    for run, cells in zip((*before, *after), (*old, *new), strict=True):
+        if not cells:
+            why = next((one.cause for one in run.findings if one.verdict is Verdict.FAIL), "none was made")
+            raise ConfigError(f"{_name(run)} has no measurement", because=why, next_step="compare other runs")
+    keys = [key for key in old[0] if all(key in run for run in (*old, *new))]
+    if not keys:
+        raise ConfigError(
+            "these runs have no measurement in common",
+            because="no cell of one was measured with the same prompts and the same load in the other",
+            next_step="verify both servers with the same --profile, --levels and --seed",
+        )
+    swept = [
+        msgspec.structs.replace(o, cell=msgspec.structs.replace(o.cell, arm=arm, boot=boot))
+        for arm, runs in zip(ARMS, (new, old), strict=True)
+        for boot, run in enumerate(runs)
+        for key in keys
+        if (o := run[key]).cell.check == "sweep"
+    ]
+    facts = {
+        (arm, boot): run.facts["main", 0]
+        for arm, runs in zip(ARMS, (after, before), strict=True)
+        for boot, run in enumerate(runs)
+        if ("main", 0) in run.facts
+    }
+    context = Context(Profile(name="", speed=speeds.pop()), load_corpus(), facts)
+    look = Look(min(len(before), len(after)))
+    findings = [
+        *judge_pair(context, swept, [o.cell for o in swept], look, lenient=True),
+        *judge_quality(old, new, keys),
+    ]
+    names = {"before": list(map(_name, before)), "after": list(map(_name, after))}
+    manifest: dict[str, Any] = {
+        "title": f"{', '.join(names['before'])} → {', '.join(names['after'])}",
+        "profile": "finished runs",
+        "speed": context.profile.speed,
+        "checks": (NAME,),
+        "cells in common": len(keys),
+        "cells left out": len({key for run in (*old, *new) for key in run}) - len(keys),
+        **names,
+    }
+    return Run(manifest=manifest, facts=facts, observations=swept, findings=findings)
+
+
+def _name(run: Run) -> str:
+    """Return the words that tell a run's server from another: its wheel, else its title and version."""
+    wheel = run.manifest.get("wheel")
+    if isinstance(wheel, dict):
+        return str(wheel["name"])
+    version = run.facts["main", 0].version if ("main", 0) in run.facts else ""
+    title = str(run.manifest.get("title") or run.manifest.get("url") or "server")
+    return f"{title} ({version})" if version and version not in title else title

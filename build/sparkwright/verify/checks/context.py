@@ -11,8 +11,8 @@ from sparkwright.engine.findings import PREFIX_CACHE, SPECULATION, Finding, Verd
 from sparkwright.engine.metrics.counters import SeriesAbsentError, hit_rate
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks.acceptance import acceptance, drafter_finding, not_speculating, ratio, surely
 from sparkwright.verify.checks.common import Check, Values, answered, conclude, not_applicable
+from sparkwright.verify.checks.figures import acceptance, drafter_finding, not_speculating, ratio, surely
 from sparkwright.verify.checks.triage import CheckedCells, Reason
 from sparkwright.verify.corpus import holds
 

@@ -54,8 +54,7 @@ def cells(context: Context, _: Mapping[str, Observation]) -> Iterator[Cell]:
     """
     sizes = context.profile
     alone = BASELINE in context.lacks
-    each = -(-sizes.lossless_prompts // len(sizes.categories))
-    prompts = context.prompts_of_each(each, "lossless")[: sizes.lossless_prompts]
+    prompts = _prompts(context, "lossless")
     for arm, boot in STARTS[-1:] if alone else STARTS:
         for level in LEVELS:
             yield context.cell(
@@ -99,6 +98,12 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
 
 
 CHECK = Check("lossless", cells, judge)
+
+
+def _prompts(context: Context, salt: str) -> Sequence[Prompt]:
+    sizes = context.profile
+    each = -(-sizes.lossless_prompts // len(sizes.categories))
+    return context.prompts_of_each(each, salt)[: sizes.lossless_prompts]
 
 
 def _tasks(context: Context, kind: str) -> Sequence[Prompt]:
@@ -272,3 +277,69 @@ def _accuracy(tasks: CheckedCells) -> Finding:
         lenient=True,
         needs=(BASELINE,),
     )
+
+
+# Parity -------------------------------------------------------------------------------------------------
+
+PARITY_LENGTH = 48
+FEW_ANSWERS = 8
+
+
+def _parity_cells(context: Context, _: Mapping[str, Observation]) -> Iterator[Cell]:
+    """Yield the same prompts to both servers, one at a time and eight at a time, the main one's first.
+
+    A smaller comparison, for servers that take a minute to start and compute as others do: one start of each,
+    and no tasks, which a small model does not solve.
+    """
+    sizes, prompts = context.profile, _prompts(context, "parity")
+    for arm in ("main", "baseline"):
+        for level in LEVELS:
+            yield context.cell(
+                "parity",
+                f"answers c={level}",
+                prompts,
+                arm=arm,
+                tags={"level": str(level)},
+                concurrency=level,
+                max_tokens=min(PARITY_LENGTH, sizes.max_tokens),
+                logprobs=ALTERNATIVES,
+            )
+
+
+def _judge_parity(_: Context, seen: CheckedCells) -> list[Finding]:
+    """Return one finding on the first tokens at which answers differ."""
+    seen = seen.without_failed_baseline()
+    by_place = {(o.cell.arm, o.cell.load.concurrency): o for o in seen.sound}
+    found, measured = Agreement(), Values()
+    against = [(Verdict.INCONCLUSIVE, "there are no answers of the other server")]
+    if (reference := by_place.get(("baseline", 1))) is not None:
+        of_itself = by_place.get(("baseline", LEVELS[-1]))
+        found = answers_agree(
+            ((reference, o) for (arm, _), o in by_place.items() if arm == "main"),
+            [(reference, of_itself)] if of_itself is not None else (),
+        )
+        against = list(found.against)
+        if not against:
+            parted = found.beyond(found.limit, "leave the other server's")
+            against = [(Verdict.FAIL, parted)] if parted else []
+            against = too_noisy("the other server differs from itself", found.usual) or against
+            if found.fewest < FEW_ANSWERS:
+                against = [(Verdict.INCONCLUSIVE, f"fewer than {FEW_ANSWERS} answers to compare")]
+            measured = {**found.figures, "other server's largest gap nat": round(found.usual, 4)}
+    return [
+        conclude(
+            seen,
+            "lossless.parity",
+            told={"limit": found.limit},
+            against=against,
+            passed=f"{measured.get('answers that differ', 0)} of {measured.get('answers', 0)} answers"
+            f" differ, none by more than {measured.get('largest gap nat', 0)} nat",
+            measured=measured,
+            warnings=seen.notes,
+            needs=(BASELINE,),
+        )
+    ]
+
+
+# In no profile: rehearsals run it, and --checks.
+PARITY = Check("parity", _parity_cells, _judge_parity)

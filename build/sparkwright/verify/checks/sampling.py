@@ -17,8 +17,8 @@ from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation, Sample
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import CHAT, Check, Values, conclude
-from sparkwright.verify.checks.dialogues import questions
 from sparkwright.verify.checks.flaws import against_each, answers_in, prose_flaw
+from sparkwright.verify.checks.traffic import questions
 from sparkwright.verify.checks.triage import CheckedCells, Reason
 
 TEMPERATURE = 0.7

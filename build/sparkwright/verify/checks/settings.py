@@ -21,10 +21,17 @@ from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks import coherence, lossless
 from sparkwright.verify.checks.common import Check, Values, finding
-from sparkwright.verify.checks.compare import LEVELS, NAME, Place, ratio_values, speed_of, start_cells
+from sparkwright.verify.checks.compare import (
+    LEVELS,
+    NAME,
+    Place,
+    judge_quality,
+    ratio_values,
+    speed_of,
+    start_cells,
+)
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.checks.machine import disturbances
-from sparkwright.verify.checks.quality import judge_quality
 from sparkwright.verify.checks.triage import CheckedCells, troubles
 from sparkwright.verify.compare import Ratio, ratio_of
 from sparkwright.verify.ranking import (

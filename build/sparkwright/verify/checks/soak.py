@@ -14,8 +14,8 @@ from sparkwright.engine.findings import PREFIX_CACHE, SPECULATION, Finding, Verd
 from sparkwright.engine.metrics.counters import SeriesAbsentError, counter_delta
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks.acceptance import DECAYS, drafter, not_speculating, paired_ratio
 from sparkwright.verify.checks.common import Check, Values, conclude
+from sparkwright.verify.checks.figures import DECAYS, drafter, not_speculating, paired_ratio
 from sparkwright.verify.checks.machine import state_findings
 from sparkwright.verify.checks.soak_rounds import (
     HOLD,

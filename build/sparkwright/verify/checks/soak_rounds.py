@@ -11,7 +11,7 @@ import msgspec
 from sparkwright.engine.cell import Cell, Prompt
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks.acceptance import acceptance, paired_ratio
+from sparkwright.verify.checks.figures import acceptance, paired_ratio
 from sparkwright.verify.checks.triage import CheckedCells
 from sparkwright.verify.compare import Ratio
 from sparkwright.verify.statistics import theil_sen

@@ -14,8 +14,8 @@ from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation, Sample
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import CHAT, Check, conclude, not_applicable
-from sparkwright.verify.checks.dialogues import questions
 from sparkwright.verify.checks.flaws import against_each, answers_in, reasoning_mark
+from sparkwright.verify.checks.traffic import questions
 from sparkwright.verify.checks.triage import CheckedCells, Reason, all_refused
 
 LONGEST = 2048

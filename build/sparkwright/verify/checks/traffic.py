@@ -7,24 +7,19 @@ grow as they do in use; the cells of such a turn are planned once the turn befor
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib import resources
 from typing import Any
 
-from sparkwright.engine.cell import REQUIRED, Cell, Prompt
+import msgspec
+
+from sparkwright.engine.cell import REQUIRED, Cell, Message, Prompt, Tool
 from sparkwright.engine.findings import TOOLS, Finding, Verdict
 from sparkwright.engine.observations import Observation, Sample
+from sparkwright.verify import corpus
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import CHAT, Check, Values, conclude
-from sparkwright.verify.checks.dialogues import (
-    PARALLEL,
-    SCHEMA,
-    SINGLE,
-    STRUCTURED_PROMPTS,
-    TOOLS_OFFERED,
-    TURNS,
-    first_turn,
-    next_turn,
-)
 from sparkwright.verify.checks.flaws import (
     against_each,
     answers_in,
@@ -36,6 +31,78 @@ from sparkwright.verify.checks.flaws import (
     tool_flaw,
 )
 from sparkwright.verify.checks.triage import CheckedCells, Reason, describe
+
+_CHATS = tomllib.loads((resources.files(corpus) / "chats.toml").read_text(encoding="utf-8"))
+_TALKS: Mapping[str, Sequence[str]] = _CHATS["talks"]
+TURNS = min(map(len, _TALKS.values()))
+
+
+def first_turn(seed: int) -> tuple[Prompt, ...]:
+    """Return the first message of each conversation, with a number that differs by *seed*."""
+    return tuple(
+        Prompt(name=f"1/{subject}", category="dialogue", text=f"(Conversation {seed}.) {texts[0]}")
+        for subject, texts in _TALKS.items()
+    )
+
+
+def next_turn(prompt: Prompt, answer: str) -> Prompt:
+    """Return the message that follows the *answer* to *prompt*, with all messages before it."""
+    turn, _, subject = prompt.name.partition("/")
+    said = (Message(role="user", content=prompt.text), Message(role="assistant", content=answer))
+    return msgspec.structs.replace(
+        prompt,
+        name=f"{int(turn) + 1}/{subject}",
+        text=_TALKS[subject][int(turn)],
+        history=(*prompt.history, *said),
+    )
+
+
+def _object(**properties: Any) -> dict[str, Any]:
+    """Return the schema of an object with these properties, all of them required."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
+
+
+_TEXT = {"type": "string", "minLength": 1, "maxLength": 40}  # small models do not end strings
+TOOLS_OFFERED = (
+    Tool(
+        name="get_weather",
+        description="Return the weather forecast for a city.",
+        parameters=_object(
+            city=_TEXT,
+            days={"type": "integer", "minimum": 1, "maximum": 14},
+            unit={"type": "string", "enum": ["celsius", "fahrenheit"]},
+        ),
+    ),
+    Tool(
+        name="set_reminder",
+        description="Store a reminder of the user's.",
+        parameters=_object(text=_TEXT, hours={"type": "integer", "minimum": 1}),
+    ),
+)
+
+
+def questions(kind: str, category: str, begin: str = "", name: str = "") -> tuple[Prompt, ...]:
+    """Return the questions of one *kind*, each with this *begin*; *name* or the kind begins their names."""
+    return tuple(
+        Prompt(name=f"{name or kind}/{number}", category=category, text=f"{begin}{text}")
+        for number, text in enumerate(_CHATS[kind])
+    )
+
+
+SINGLE, PARALLEL, STRUCTURED_PROMPTS = (
+    questions(kind, "extraction") for kind in ("single", "parallel", "structured")
+)
+SCHEMA = _object(
+    name=_TEXT,
+    age={"type": "integer", "minimum": 0, "maximum": 120},
+    colour={"type": "string", "enum": ["red", "green", "blue"]},
+    tags={"type": "array", "items": _TEXT, "minItems": 1, "maxItems": 3},
+)
 
 LOADED = 4
 LONGEST = 256

@@ -15,8 +15,7 @@ from sparkwright.base.text import clean
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.metrics.counters import hit_rate
 from sparkwright.engine.observations import Observation
-from sparkwright.verify.checks.acceptance import DECAYS, INERT_CAUSE
-from sparkwright.verify.checks.figures import Figures, figures
+from sparkwright.verify.checks.figures import DECAYS, INERT_CAUSE, Figures, figures
 from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.checks.triage import troubles
 from sparkwright.verify.journal import Run

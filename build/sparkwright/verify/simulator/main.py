@@ -21,8 +21,7 @@ from sparkwright.base.process.run import UnguardedProcess, start_unguarded
 from sparkwright.base.process.session import Running, start
 from sparkwright.engine.client.endpoint import Endpoint
 from sparkwright.verify.simulator.faults import parse_faults
-from sparkwright.verify.simulator.log import Log, boot_lines, failing_lines
-from sparkwright.verify.simulator.machine import Clock, Driver
+from sparkwright.verify.simulator.machine import Clock, Driver, Log, boot_lines, failing_lines
 from sparkwright.verify.simulator.server import CHILD, listening
 from sparkwright.verify.simulator.settings import (
     Settings,

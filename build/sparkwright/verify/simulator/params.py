@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any, Final
 
 from sparkwright.engine.client.payload import COLOURS, draw_colour
+from sparkwright.verify.simulator.engine import Request
 from sparkwright.verify.simulator.faults import Faults
 from sparkwright.verify.simulator.model import (
     Sampling,
@@ -25,7 +26,6 @@ from sparkwright.verify.simulator.model import (
     spell,
     text_of,
 )
-from sparkwright.verify.simulator.request import Request
 from sparkwright.verify.simulator.settings import Settings
 
 _EACH: Final = re.compile(r"\bfor each of [^:]*: (?P<items>[^.?]+)[.?]")

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from sparkwright.verify.simulator.engine import Request, StreamDelta
 from sparkwright.verify.simulator.model import Choice, text_of
 from sparkwright.verify.simulator.params import CALLS, RequestParams
-from sparkwright.verify.simulator.request import Request, StreamDelta
 from sparkwright.verify.simulator.settings import Settings
 
 _END_OF_THOUGHTS = "\n</think>\n\n"

@@ -20,10 +20,10 @@ import msgspec
 from aiohttp import web
 
 from sparkwright.engine.arrival import arrivals_of
+from sparkwright.verify.simulator.engine import StreamDelta
 from sparkwright.verify.simulator.faults import Faults
 from sparkwright.verify.simulator.machine import DEAD, Driver
 from sparkwright.verify.simulator.params import ApiError, RequestParams, make_request
-from sparkwright.verify.simulator.request import StreamDelta
 from sparkwright.verify.simulator.response import ResponseBuilder
 from sparkwright.verify.simulator.settings import Settings
 
