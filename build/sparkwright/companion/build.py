@@ -70,11 +70,7 @@ class Places:
         self._foreign = (str(site.workspace), str(site.flashinfer), description.tvm_ffi)
 
     def abstract(self, word: str) -> str:
-        """Return *word* of a command with places for paths.
-
-        Raises:
-            NativeBuildError: a path of this machine is left.
-        """
+        """Return *word* of a command with places for paths."""
         for path, place in self._pairs:
             word = word.replace(path, f"{WORK}/{place}")
         if any(path in word for path in self._foreign):
@@ -94,9 +90,6 @@ def configure_modules(modules: Iterable[DescribedModule], places: Places, cxx: P
     """Return every unit and link of *modules*.
 
     FlashInfer does not hand *cxx*, the host's compiler, to nvcc where that links.
-
-    Raises:
-        NativeBuildError: a module has a step that neither compiles nor links.
     """
     units: list[Unit] = []
     links: list[Link] = []

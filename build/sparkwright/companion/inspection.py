@@ -84,11 +84,7 @@ class CompanionAudit:
         }
 
     def require(self) -> None:
-        """Raise if a check failed or was left open.
-
-        Raises:
-            AuditError: one was; the error names each.
-        """
+        """Raise if a check failed or was left open."""
         if failed := [check for check in self.checks if check.verdict != "pass"]:
             raise AuditError(
                 f"{self.filename} failed its audit",

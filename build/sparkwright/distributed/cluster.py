@@ -264,11 +264,7 @@ class Work:
         self._again(machine, failed.name)
 
     def lose(self, machine: Machine) -> None:
-        """Give the tasks of a machine that is lost to others.
-
-        Raises:
-            TaskLostError: one was lost several times.
-        """
+        """Give the tasks of a machine that is lost to others."""
         machine.fit = machine.alive = False
         machine.there.kill()
         emit("cluster.lost", machine=machine.name, tasks=list(machine.running))

@@ -34,11 +34,7 @@ class ClusterAddress:
 
 
 def parse_cluster(text: str) -> ClusterAddress:
-    """Return the cluster at the address *text*, ``ssh://[USER@]HOST[:PORT],…``.
-
-    Raises:
-        ConfigError: it is no address, names a machine twice, or holds a password.
-    """
+    """Return the cluster at the address *text*, ``ssh://[USER@]HOST[:PORT],…``."""
     scheme, _, rest = text.partition("://")
     shown = text if "@" not in text else f"{scheme}://…"  # what stands before an @ may be a password
     if scheme != "ssh":

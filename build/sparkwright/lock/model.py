@@ -339,11 +339,7 @@ class Lock(Model, frozen=True, kw_only=True, omit_defaults=True):
                 raise ValueError(f"wheels.{name}: commit and trust = 'first-download' go together")
 
     def required_sdist(self) -> Artifact:
-        """Return the sdist.
-
-        Raises:
-            ConfigError: the lock pins a commit, which has none.
-        """
+        """Return the sdist."""
         if self.sdist is None:
             raise ConfigError(
                 "the pin has no sdist",

@@ -135,11 +135,7 @@ def format_runtime(runtime: LockedRuntime, *, release: str, machine: str) -> str
 
 
 def read_runtime(path: Path) -> LockedRuntime:
-    """Return the runtime in the file *path*.
-
-    Raises:
-        ConfigError: a line is no exact requirement with digests, or the file cannot be read.
-    """
+    """Return the runtime in the file *path*."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -148,11 +144,7 @@ def read_runtime(path: Path) -> LockedRuntime:
 
 
 def parse_runtime(text: str, what: str) -> LockedRuntime:
-    """Return the runtime in *text*; *what* names it in errors.
-
-    Raises:
-        ConfigError: a line is no exact requirement with digests.
-    """
+    """Return the runtime in *text*; *what* names it in errors."""
     packages, overrides, extras = [], [], []
     for number, line in enumerate(text.replace("\\\n", " ").splitlines(), start=1):
         if line.startswith(_OVERRIDE):

@@ -151,11 +151,7 @@ def state_path(channel: str, digest: str) -> str:
 
 
 def require_channel_name(name: str) -> str:
-    """Return *name* if it can be a channel's.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Return *name* if it can be a channel's."""
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"{name!r} is no name of a channel",

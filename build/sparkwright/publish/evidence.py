@@ -83,11 +83,7 @@ def load_policies(path: Path) -> dict[str, ChannelPolicy]:
 
 
 def load_policy(path: Path, channel: str) -> ChannelPolicy:
-    """Return the policy of *channel* in the file at *path*; see `load_policies`.
-
-    Raises:
-        UnknownNameError: it has no such channel.
-    """
+    """Return the policy of *channel* in the file at *path*; see `load_policies`."""
     policies = load_policies(path)
     if channel not in policies:
         raise UnknownNameError(
@@ -156,9 +152,6 @@ def attach(
     """Attach a passed finding to a wheel's digest; return its file.
 
     A later finding replaces that of its *name*, which is *kind* by default.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
     """
     found = AttachedEvidence(
         kind=kind,
@@ -223,9 +216,6 @@ def require_evidence(
 
     It is in *folder*, with that of all wheels; ``verify`` has to have run with the locked *runtime* that is
     promoted with the wheel, if any.
-
-    Raises:
-        MissingEvidenceError: a kind is missing; the error names the command for each.
     """
     attached = _attached(folder / sha256)
     found: list[AttachedEvidence] = []

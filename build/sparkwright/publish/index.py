@@ -178,11 +178,7 @@ def runtime_page(file: PublishedFile, runtimes: Mapping[str, LockedRuntime]) -> 
 
 
 def require_plain(wheels: Sequence[Path]) -> None:
-    """Refuse anything but files among *wheels*.
-
-    Raises:
-        PublishError: one is a folder, a pipe or the like.
-    """
+    """Refuse anything but files among *wheels*."""
     for wheel in wheels:
         if os.path.lexists(wheel) and not wheel.is_file():
             raise PublishError(

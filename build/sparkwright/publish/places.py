@@ -156,9 +156,6 @@ def open_target(address: str) -> Target:
     """Return the target at *address*; nothing is sent yet.
 
     Credentials never are in an address: those of S3 are the environment's.
-
-    Raises:
-        ConfigError: it is no such address.
     """
     if "://" not in address:
         return FolderTarget(Path(address).absolute()) if address else _refuse(address, "it is empty")

@@ -83,11 +83,7 @@ class ChannelPublisher:
             ) from error
 
     def require(self, channel: str) -> ReadChannel:
-        """Return the present generation of *channel*; see `read`.
-
-        Raises:
-            UnknownNameError: there is no such channel.
-        """
+        """Return the present generation of *channel*; see `read`."""
         found = self.read(channel)
         if found is None:
             raise UnknownNameError(

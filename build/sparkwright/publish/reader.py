@@ -118,11 +118,7 @@ def _verify_wheel(mirror: Mirror, file: ListedWheel, state: ChannelState) -> Non
 
 
 def require_listed(state: ChannelState, filename: str, sha256: str) -> ListedWheel:
-    """Return the entry of a wheel that the user has, in a verified channel.
-
-    Raises:
-        TamperedError: the channel lists other bytes under its name, does not list it, or took it back.
-    """
+    """Return the entry of a wheel that the user has, in a verified channel."""
     file = state.find(sha256)
     if file is None:
         named = next((one for one in state.files if one.filename == filename), None)
@@ -250,11 +246,7 @@ def requirements(mirror: Mirror, file: ListedWheel) -> bytes:
 
 
 def newest_fitting(state: ChannelState, machine: str, *series: str) -> ListedWheel:
-    """Return the newest wheel of vLLM in a channel for *machine*, of one of *series* if any is given.
-
-    Raises:
-        UnknownNameError: there is none.
-    """
+    """Return the newest wheel of vLLM in a channel for *machine*, of one of *series* if any is given."""
     wanted = {one for one in series if one}
     offered = [file for file in state.offered if file.project == _PROJECT]
     for file in offered:

@@ -87,11 +87,7 @@ class S3Target:
         require_digest(self.url(path), digest.hexdigest() if stored else "missing", sha256)
 
     def replace(self, path: str, data: bytes, *, expected: str | None) -> str:
-        """See `Target.replace`.
-
-        Raises:
-            UploadError: the store would let the later of two publishers win.
-        """
+        """See `Target.replace`."""
         if not self._has_conditions:
             raise UploadError(
                 f"nothing was published to {self._shown}",

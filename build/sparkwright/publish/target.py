@@ -141,11 +141,7 @@ def lost_race(path: str, where: str) -> LostRaceError:
 
 
 def require_digest(what: str, actual: str, sha256: str) -> None:
-    """Refuse *what* if its digest is not the promised one.
-
-    Raises:
-        TamperedError: it is not.
-    """
+    """Refuse *what* if its digest is not the promised one."""
     if actual != sha256:
         raise TamperedError(
             f"{what} was not published",
@@ -155,11 +151,7 @@ def require_digest(what: str, actual: str, sha256: str) -> None:
 
 
 def require_signed(stored: Stored | None, sha256: str, what: str, where: str, next_step: str) -> bytes:
-    """Return the content of *stored*, which was read of *where*, if it has the signed digest.
-
-    Raises:
-        TamperedError: it has not, or there is none.
-    """
+    """Return the content of *stored*, which was read of *where*, if it has the signed digest."""
     if stored is None:
         raise TamperedError(f"{what} is missing", because=f"{where} does not exist", next_step=next_step)
     if (actual := sha256_bytes(stored.data)) != sha256:
@@ -346,11 +338,7 @@ class Lease:
     _since: float = 0.0
 
     def __enter__(self) -> Self:
-        """Take the lease.
-
-        Raises:
-            LostRaceError: other writers held it for longer than the patience.
-        """
+        """Take the lease."""
         begun, seen, told = clock(), clock(), False
         while True:
             stored = self.target.read(LEASE)

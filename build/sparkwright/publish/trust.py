@@ -47,11 +47,7 @@ class Trust:
 
     @contextlib.contextmanager
     def using(self, place: str) -> Iterator[Path]:
-        """Give the folder of what was seen at *place*, which no other run changes in this block.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
-        """
+        """Give the folder of what was seen at *place*, which no other run changes in this block."""
         folder = self.seen(place)
         with (
             storing(f"using {folder}", instead=_INSTEAD),

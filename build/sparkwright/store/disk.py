@@ -195,9 +195,6 @@ def storing(what: str, *, instead: str = "point SPARKWRIGHT_HOME to another disk
     """Turn a full, read-only or broken disk into one clear error about *what*.
 
     *instead* says what helps where the place itself cannot be mended.
-
-    Raises:
-        StorageError: the block raised such an `OSError`.
     """
     hints = {
         errno.ENOSPC: f"free some space, or {instead}",
@@ -267,9 +264,6 @@ def hold(path: Path, what: str, *, patience_s: float = _PATIENCE_S, shared: bool
     The kernel releases a lock when the process dies, however it dies.
 
     *what* it protects is told to those who wait, *patience_s* seconds at most.
-
-    Raises:
-        BusyError: another run held it for longer than that.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT

@@ -368,11 +368,7 @@ def verify(store: Store) -> list[StoreFault]:
 
 
 def remove_faults(faults: Sequence[StoreFault]) -> None:
-    """Remove what is damaged; it is fetched or made again when needed.
-
-    Raises:
-        StorageError: the disk cannot be written.
-    """
+    """Remove what is damaged; it is fetched or made again when needed."""
     with storing("removing what is damaged"):
         for fault in faults:
             emit("store.removed", what="damaged", path=str(fault.path), because=fault.why)

@@ -100,11 +100,7 @@ def adopt_copy(store: Store, path: Path, artifact: Artifact) -> Path:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """Give the plain file at *path*; a named pipe would be waited for, and a device may have no end.
-
-    Raises:
-        FetchError: it is no plain file, or cannot be read.
-    """
+    """Give the plain file at *path*; a named pipe would be waited for, and a device may have no end."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:

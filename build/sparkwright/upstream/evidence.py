@@ -137,11 +137,7 @@ def propose(access: Access, text: str, version: str) -> Bumped:
 
 
 def read_wheel(path: Path, file: Artifact) -> WheelEvidence:
-    """Return what the wheel at *path* says.
-
-    Raises:
-        WheelError: it is no wheel, or lacks one of the files that every vLLM wheel has.
-    """
+    """Return what the wheel at *path* says."""
     try:
         with zipfile.ZipFile(path) as archive:
             folder = "-".join(file.filename.split("-")[:2]) + ".dist-info"

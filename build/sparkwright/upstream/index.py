@@ -251,11 +251,7 @@ def local_path(url: str) -> Path | None:
 
 
 def remote_size(file: IndexFile, settings: IndexSettings) -> int:
-    """Return the size of *file* in bytes: as the index states it, or as its server does.
-
-    Raises:
-        FetchError: neither states it.
-    """
+    """Return the size of *file* in bytes: as the index states it, or as its server does."""
     if file.size is not None:
         return file.size
     if path := local_path(file.url):
@@ -348,11 +344,7 @@ def _wheels(text: str, address: str, target: str, settings: IndexSettings) -> tu
 
 
 def _wheel(url: str, target: str, settings: IndexSettings) -> CommitWheel:
-    """Return the wheel at *url*, the address of a link resolved against its page's.
-
-    Raises:
-        FetchError: it is not a wheel in the folder of the commit, or its name does not fit.
-    """
+    """Return the wheel at *url*, the address of a link resolved against its page's."""
     base, parts = urlsplit(settings.upstream_wheels.rstrip("/") + "/"), urlsplit(url)
     if (parts.scheme, parts.netloc) != (base.scheme, base.netloc):
         raise _refused(url, f"it leads away from {shown(settings.upstream_wheels)}")
@@ -397,11 +389,7 @@ def find_wheel(commit: str, machine: str, settings: IndexSettings) -> CommitWhee
 
 
 def locate_in_commit(artifact: Artifact, settings: IndexSettings) -> IndexFile:
-    """Return the present address of *artifact*, which is a wheel of a commit.
-
-    Raises:
-        FetchError: the index no longer lists it.
-    """
+    """Return the present address of *artifact*, which is a wheel of a commit."""
     commit = artifact.commit or ""
     for wheel in list_wheels(commit, settings):
         if wheel.filename == artifact.filename:

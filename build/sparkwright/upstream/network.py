@@ -66,11 +66,7 @@ class IndexSettings:
 
 
 def read_settings(environment: Mapping[str, str] | None = None, *, offline: bool = False) -> IndexSettings:
-    """Return the settings that pip would use under *environment* (ours by default).
-
-    Raises:
-        ConfigError: one of pip's files cannot be read, or the variant of upstream's wheels is no name.
-    """
+    """Return the settings that pip would use under *environment* (ours by default)."""
     environment = os.environ if environment is None else environment
     values: dict[str, str] = {}
     for path in pip_files(environment):

@@ -211,11 +211,7 @@ def _release_sdist(access: Access, version: str) -> Artifact:
 
 
 def as_artifact(file: IndexFile, settings: IndexSettings) -> Artifact:
-    """Return the file of an index as a lock would name it.
-
-    Raises:
-        FetchError: the index states no digest for it, or neither it nor the server its size.
-    """
+    """Return the file of an index as a lock would name it."""
     if file.sha256 is None:
         raise FetchError(
             f"{file.filename} cannot be pinned", because="the index states no SHA-256 for it",

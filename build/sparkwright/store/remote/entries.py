@@ -52,11 +52,7 @@ class WriterKey:
 
     @classmethod
     def parse(cls, text: str) -> WriterKey:
-        """Return the key that *text* spells, as `text` does.
-
-        Raises:
-            ConfigError: it spells none.
-        """
+        """Return the key that *text* spells, as `text` does."""
         try:
             raw = base64.b64decode(text.removeprefix(_PREFIX), validate=True)
         except (binascii.Error, ValueError):
@@ -103,11 +99,7 @@ def by_id(keys: Iterable[WriterKey]) -> dict[str, WriterKey]:
 
 
 def find_key(path: Path) -> MachineKey | None:
-    """Return the key in the file at *path*, or `None` where there is no such file.
-
-    Raises:
-        ConfigError: others may read the file, or it holds no such key.
-    """
+    """Return the key in the file at *path*, or `None` where there is no such file."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 

@@ -112,9 +112,6 @@ def read_remote_settings(
     An address given with ``--store`` or ``SPARKWRIGHT_STORE_URL`` is stronger than the file's. Name and
     password come from ``SPARKWRIGHT_STORE_USER`` and ``SPARKWRIGHT_STORE_PASSWORD``, a bearer token from
     ``SPARKWRIGHT_STORE_TOKEN``, else from the address; else ``~/.netrc`` is asked for each request.
-
-    Raises:
-        ConfigError: the file does not match its format, or the address is none of the supported ones.
     """
     environment = os.environ if environment is None else environment
     path = settings_file(environment)
@@ -156,11 +153,7 @@ def read_remote_settings(
 
 
 def _checked(address: str) -> SplitResult:
-    """Return the parts of *address*; no error repeats it, since it may hold a password.
-
-    Raises:
-        ConfigError: it is no address of a supported kind.
-    """
+    """Return the parts of *address*; no error repeats it, since it may hold a password."""
     try:
         parts = urlsplit(address)
         port, host = parts.port, parts.hostname
