@@ -112,19 +112,15 @@ def configure_modules(modules: Iterable[DescribedModule], places: Places, cxx: P
 def _unit(module: str, command: Command, language: Literal["CUDA", "CXX"], places: Places) -> Unit:
     argv = tuple(places.abstract(word) for word in _without_depfile(command.argv))
     cuda = language == "CUDA"
+    codes = (code for word in argv for found in _CODE.findall(word)[:1] for code in found.split(","))
     return Unit(
         target=module,
         source=places.relative(command.source),
         output=places.relative(command.output),
         language=language,
         argv=(*argv, f"-Xcompiler={_MAP}" if cuda else _MAP),
-        arches=tuple(dict.fromkeys(code for word in argv for code in _codes(word))) if cuda else (),
+        arches=tuple(dict.fromkeys(codes)) if cuda else (),
     )
-
-
-def _codes(word: str) -> list[str]:
-    found = _CODE.search(word)
-    return found[1].split(",") if found else []
 
 
 def _without_depfile(argv: Sequence[str]) -> list[str]:

@@ -172,7 +172,7 @@ SOURCES, GENERATED, HEADERS = "source/data", "source/generated", "deps/tvm-ffi"
 
 _KIND = "companion-tree"
 _RULES = 1
-_HEADERS = frozenset({".h", ".hpp", ".cuh"})
+_HEADERS = (".h", ".hpp", ".cuh")
 
 
 def source_tree(access: Access, spec: CompanionSpec, site: GeneratorSite) -> str:
@@ -193,23 +193,21 @@ def generated_folder(workspace: Path) -> Path | None:
 
 def _base_tree(access: Access, spec: CompanionSpec, site: GeneratorSite) -> str:
     """Return the tree without generated files; it is imported once for each list and version."""
-    headers = sorted(_headers(site.tvm_ffi / TVM_FFI))
+    found = _files(site.tvm_ffi / TVM_FFI)
+    headers = sorted((name, entry) for name, entry in found if name.endswith(_HEADERS))
     digests = [[name, digest_of(entry.data.decode(errors="replace"))] for name, entry in headers]
     key = digest_of([_RULES, spec.flashinfer.sha256, spec.paths, spec.leave_out, digests])
+    ref = f"refs/sparkwright/companions/{key[:40]}"
     record = access.store.find_record(_KIND, key) or {}
-    if isinstance(known := record.get("tree"), str) and access.repository.has(_ref(key)):
+    if isinstance(known := record.get("tree"), str) and access.repository.has(ref):
         return known
     with task(f"import the sources of FlashInfer {spec.version}"):
         files = {f"{SOURCES}/{name}": entry for name, entry in _sources(spec, site.flashinfer / DATA)}
         files |= {f"{HEADERS}/{name}": entry for name, entry in headers}
         tree = import_files(access.repository, files.items())
-    access.repository.keep(_ref(key), access.repository.commit(tree, message="FlashInfer's sources"))
+    access.repository.keep(ref, access.repository.commit(tree, message="FlashInfer's sources"))
     access.store.put_record(_KIND, key, {"tree": tree})
     return tree
-
-
-def _ref(key: str) -> str:
-    return f"refs/sparkwright/companions/{key[:40]}"
 
 
 def _sources(spec: CompanionSpec, data: Path) -> Iterator[tuple[str, FileEntry]]:
@@ -218,12 +216,6 @@ def _sources(spec: CompanionSpec, data: Path) -> Iterator[tuple[str, FileEntry]]
         for name, entry in _files(data / folder):
             if not (place := f"{folder}/{name}").startswith(left_out):
                 yield place, entry
-
-
-def _headers(package: Path) -> Iterator[tuple[str, FileEntry]]:
-    for name, entry in _files(package):
-        if os.path.splitext(name)[1] in _HEADERS:  # noqa: PTH122 - a name, no path
-            yield name, entry
 
 
 def _files(folder: Path) -> Iterator[tuple[str, FileEntry]]:

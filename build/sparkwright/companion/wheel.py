@@ -170,6 +170,7 @@ def companion_bill(record: Mapping[str, Any], version: str) -> bytes:
 RECORD = "sparkwright/companion.json"
 """Name of the record in the wheel's metadata folder."""
 _OLDEST_PLATFORM = "manylinux_2_28"
+_WHEEL = ("Wheel-Version: 1.0", "Generator: sparkwright", "Root-Is-Purelib: false")
 
 
 @dataclass(frozen=True)
@@ -249,7 +250,9 @@ def write_companion(store: Store, content: CompanionContent, out: Path) -> Compa
     """
     modules = [content.modules[name] for name in sorted(content.modules)]
     version = companion_version(content.spec.version, content.cuda, content.target, content.record)
-    name = WheelName(PACKAGE, version, "", "py3", "none", _platform(store, content, modules))
+    versions = [read_elf(store.file_path(one.sha256)).versions for one in modules]
+    platform = honest_platform(f"{_OLDEST_PLATFORM}_{content.target.machine}", versions)
+    name = WheelName(PACKAGE, version, "", "py3", "none", platform)
     entries = _entries(store, content, name, modules)
     with storing(f"writing {name.filename}"):
         out.mkdir(parents=True, exist_ok=True)
@@ -258,12 +261,6 @@ def write_companion(store: Store, content: CompanionContent, out: Path) -> Compa
             size = os.fstat(descriptor).st_size
     emit("companion.written", filename=name.filename, sha256=sha256, size=size)
     return CompanionWheel(out / name.filename, version, sha256, size, tuple(one.name for one in modules))
-
-
-def _platform(store: Store, content: CompanionContent, modules: Sequence[CompiledModule]) -> str:
-    """Return the oldest platform tag that has the symbol versions of all modules."""
-    versions = [read_elf(store.file_path(one.sha256)).versions for one in modules]
-    return honest_platform(f"{_OLDEST_PLATFORM}_{content.target.machine}", versions)
 
 
 def _entries(
@@ -275,7 +272,9 @@ def _entries(
     stored = [
         Stored(f"{PACKAGE}/__init__.py", package_text(name.version, content.target, names)),
         Stored(f"{info}/METADATA", _metadata(content.spec, name.version)),
-        Stored(f"{info}/WHEEL", _wheel(name)),
+        Stored(
+            f"{info}/WHEEL", ("\n".join([*_WHEEL, *(f"Tag: {tag}" for tag in name.tags)]) + "\n").encode()
+        ),
         Stored(f"{info}/top_level.txt", f"{PACKAGE}\n".encode()),
         *(Stored(f"{info}/licenses/{file}", text) for file, text in sorted(content.licences.items())),
         Stored(f"{info}/{RECORD}", to_json(content.record)),
@@ -309,11 +308,6 @@ def _metadata(spec: CompanionSpec, version: str) -> bytes:
         f"Requires-Dist: flashinfer-python=={spec.version}",
     ]
     return ("\n".join(lines) + "\n").encode()
-
-
-def _wheel(name: WheelName) -> bytes:
-    lines = ["Wheel-Version: 1.0", "Generator: sparkwright", "Root-Is-Purelib: false"]
-    return ("\n".join([*lines, *(f"Tag: {tag}" for tag in name.tags)]) + "\n").encode()
 
 
 # Choosing one for an environment ---------------------------------------------------------------------

@@ -63,14 +63,13 @@ def successor(old: Lock, evidence: ReleaseEvidence, wheels: Mapping[str, Artifac
     stated = _settled(evidence)
     names = sorted({key.split(".")[1] for key in stated if key.startswith("sources.")})
     fields = ("repository", "ref", "declared-in", "override")
+    known, abbreviated = (evidence.commit, evidence.tag_commit, old.release.commit), stated["release.commit"]
     return Lock(
         format=LOCK_FORMAT,
         series=old.series,
         release=Release(
             version=stated["release.version"],
-            commit=_longest(
-                evidence.commit, evidence.tag_commit, old.release.commit, stated=stated["release.commit"]
-            ),
+            commit=next((one for one in known if one and one.startswith(abbreviated)), abbreviated),
             git=old.release.git,
             requires_python=stated["release.requires-python"],
             torch=stated["release.torch"],
@@ -85,11 +84,6 @@ def successor(old: Lock, evidence: ReleaseEvidence, wheels: Mapping[str, Artifac
         native=old.native,
         rehearsal=old.rehearsal,
     )
-
-
-def _longest(*known: str | None, stated: str) -> str:
-    """Return the first *known* commit that starts with the abbreviated *stated* one, or *stated* itself."""
-    return next((commit for commit in known if commit and commit.startswith(stated)), stated)
 
 
 def _settled(evidence: ReleaseEvidence) -> dict[str, str]:

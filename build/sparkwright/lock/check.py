@@ -119,14 +119,6 @@ def agrees(statement: Statement, locked: str) -> bool:
     return same(locked, value) if same else locked == value
 
 
-def _same_commit(one: str, other: str) -> bool:
-    return one.startswith(other) or other.startswith(one)  # either may be abbreviated
-
-
-def _same_address(one: str, other: str) -> bool:
-    return _plain_address(one) == _plain_address(other)
-
-
 def _plain_address(address: str) -> str:
     return address.rstrip("/").removesuffix(".git").lower()
 
@@ -152,8 +144,8 @@ def _same_specifiers(one: str, other: str) -> bool:
 
 # Keys whose values may be equal although their text differs.
 _COMPARISONS: dict[str, Callable[[str, str], bool]] = {
-    "release.commit": _same_commit,
-    "release.git": _same_address,
+    "release.commit": lambda one, other: one.startswith(other) or other.startswith(one),  # abbreviated
+    "release.git": lambda one, other: _plain_address(one) == _plain_address(other),
     "release.requires-python": _same_specifiers,
     "release.version": same_version,
 }
@@ -203,18 +195,11 @@ def check_native(lock: Lock, evidence: CudaEvidence | None = None) -> list[LockF
     native = lock.native
     if native is None:
         return []
-    findings = [
-        *_release(lock, native),
-        *_packages(lock, native),
-        *_sources(lock, native),
-        *_extensions(native),
-    ]
-    return findings + (list(_cuda(native, evidence)) if evidence else [])
-
-
-def _release(lock: Lock, native: NativePin) -> Iterator[LockFinding]:
+    findings = [*_packages(lock, native), *_sources(lock, native), *_extensions(native)]
     if native.release != lock.release.version:
-        yield LockFinding("native.release", native.release, lock.release.version, "release.version")
+        other = LockFinding("native.release", native.release, lock.release.version, "release.version")
+        findings.insert(0, other)
+    return findings + (list(_cuda(native, evidence)) if evidence else [])
 
 
 def _tables(native: NativePin) -> Iterator[tuple[str, str, str, Package]]:

@@ -203,13 +203,14 @@ class NativePin(Model, frozen=True):
     def unreached(self) -> dict[str, tuple[str, ...]]:
         """The sources whose tree is not known yet, each with the extensions that wait for it."""
         return {
-            name: tuple(target for target, spec in self.extensions.items() if self._reads(spec, name))
+            name: tuple(
+                target
+                for target, spec in self.extensions.items()
+                if {name, pin.mount.partition(":")[0]} & {*spec.sources}
+            )
             for name, pin in self.sources.items()
             if pin.paths and pin.tree is None
         }
-
-    def _reads(self, spec: ExtensionSpec, source: str) -> bool:
-        return source in spec.sources or self.sources[source].mount.partition(":")[0] in spec.sources
 
 
 def named(table: Mapping[str, T], name: str, kind: str) -> T:

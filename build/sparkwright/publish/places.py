@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit, urlunsplit
@@ -42,7 +43,6 @@ class HttpMirror:
 
     root: str
     settings: IndexSettings
-    _session: list[requests.Session] = field(default_factory=list, repr=False, compare=False)
 
     def read(self, path: str) -> Stored | None:
         """See `Mirror.read`."""
@@ -86,20 +86,24 @@ class HttpMirror:
         """Return the address of *path* with the credentials that it is asked for with."""
         return f"{self.root}/{quote(checked_path(path), safe='/')}"
 
+    @cached_property
+    def _session(self) -> requests.Session:
+        from sparkwright.upstream.network import open_session
+
+        return open_session(self.settings)
+
     def _get(self, path: str, use: Callable[[requests.Response], T]) -> T | None:
         """Return the result of *use* for the file at *path*, `None` if there is none."""
         import requests
 
-        from sparkwright.upstream.network import RefusedFetchError, fetch_failed, open_session, retrying
+        from sparkwright.upstream.network import RefusedFetchError, fetch_failed, retrying
 
-        if not self._session:
-            self._session.append(open_session(self.settings))
         headers = {"Accept-Encoding": "identity"}
         try:
             for attempt in retrying(self.settings, path):
                 with (
                     attempt,
-                    self._session[0].get(
+                    self._session.get(
                         self.address(path), headers=headers, timeout=self.settings.timeout_s, stream=True
                     ) as response,
                 ):

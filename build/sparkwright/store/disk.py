@@ -27,21 +27,16 @@ def remove_tree(folder: Path) -> None:
         return
     shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():
-        _make_folders_writable(folder)
+        with contextlib.suppress(FileNotFoundError):
+            folder.chmod(0o700)
+            for parent, names, _ in os.walk(folder):
+                for path in (Path(parent, name) for name in names):
+                    if not path.is_symlink():
+                        path.chmod(0o700)
         shutil.rmtree(folder, ignore_errors=True)
     if folder.exists():
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(folder)  # says why it cannot be removed
-
-
-def _make_folders_writable(folder: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        folder.chmod(0o700)
-        for parent, names, _ in os.walk(folder):
-            for name in names:
-                path = Path(parent, name)
-                if not path.is_symlink():
-                    path.chmod(0o700)
 
 
 # Temporary files and folders -------------------------------------------------------------------------

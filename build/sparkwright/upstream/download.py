@@ -320,6 +320,8 @@ class _Source:
 
     def bring(self, sink: BinaryIO, start: int, end: int, progress: Task) -> None:
         """Write the bytes from *start* up to *end* to their place in *sink*, in as many tries as it takes."""
+        import requests
+
         position = start
 
         def go_on() -> None:
@@ -346,7 +348,7 @@ class _Source:
             except (SparkwrightError, _NoRangesError):
                 raise
             except Exception as error:
-                if isinstance(error, OSError) and not _is_transfer(error):
+                if isinstance(error, OSError) and not isinstance(error, requests.RequestException):
                     raise  # the disk's
                 raise fetch_failed(self.artifact.filename, error) from error
 
@@ -363,13 +365,6 @@ class _Source:
             )
         if int(stated[1]) != start:
             raise InterruptedFetch("the server sent another range than was asked for")
-
-
-def _is_transfer(error: OSError) -> bool:
-    """Tell if *error* is the network's and not the disk's: requests' errors are `OSError` too."""
-    import requests
-
-    return isinstance(error, requests.RequestException)
 
 
 def _fetch(source: _Source, partial: Path, wanted: Callable[[str], bool]) -> None:

@@ -206,7 +206,8 @@ def _unverified(what: str, why: str) -> None:
 
 def _only(listed: Iterable[IndexFile], version: str, wanted: str) -> IndexFile:
     """Return the one file among *listed* that is the sdist, or the wheel for the machine *wanted*."""
-    found = [file for file in listed if _kind(file) == wanted]
+    tags = {file: file.filename.removesuffix(".whl").rpartition("-")[2] for file in listed}
+    found = [file for file, tag in tags.items() if wanted == ("sdist" if file.is_sdist else machine_of(tag))]
     if len(found) != 1:
         names = ", ".join(file.filename for file in found) or "none"
         raise FetchError(
@@ -214,7 +215,3 @@ def _only(listed: Iterable[IndexFile], version: str, wanted: str) -> IndexFile:
             next_step="choose another version, or write this one into the lock by hand",
         )  # fmt: skip
     return found[0]
-
-
-def _kind(file: IndexFile) -> str:
-    return "sdist" if file.is_sdist else machine_of(file.filename.removesuffix(".whl").rpartition("-")[2])

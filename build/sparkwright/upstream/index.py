@@ -170,6 +170,8 @@ def _listings(project: str, settings: IndexSettings) -> Iterator[list[tuple[Any,
             because="the network is off",
             next_step="run once without --offline",
         )
+    from pypi_simple import NoSuchProjectError
+
     with open_session(settings) as session:
         for number, address in enumerate((settings.index_url, *settings.extra_index_urls)):
             try:
@@ -177,7 +179,7 @@ def _listings(project: str, settings: IndexSettings) -> Iterator[list[tuple[Any,
                     _page, session, address, project, settings
                 )
             except Exception as error:
-                if number == 0 and not _is_absent(error):
+                if number == 0 and not isinstance(error, (NoSuchProjectError, FileNotFoundError)):
                     raise fetch_failed(f"the index page of {project}", error) from error
                 emit("index.skipped", index=shown(address), project=project, reason=reason_of(error))
                 continue
@@ -210,13 +212,6 @@ def _page(session: requests.Session, address: str, project: str, settings: Index
         return ProjectPage.from_html(project, page.read_bytes(), base_url=page.as_uri())
     client = PyPISimple(address, session=session) if address else PyPISimple(session=session)
     return client.get_project_page(project, timeout=settings.timeout_s)
-
-
-def _is_absent(error: Exception) -> bool:
-    """Tell if the index answered, and does not have the project."""
-    from pypi_simple import NoSuchProjectError
-
-    return isinstance(error, (NoSuchProjectError, FileNotFoundError))
 
 
 def _files(page: Any) -> list[tuple[Any, IndexFile]]:

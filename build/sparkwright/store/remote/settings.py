@@ -19,7 +19,6 @@ NONE = "none"
 
 _FORMAT = 1
 _SCHEMES = ("https", "http", "s3")
-_KEY_PREFIX = "ed25519:"
 
 
 @dataclass(frozen=True)
@@ -121,13 +120,6 @@ def read_remote_settings(
     if not address or address == NONE:
         return None
     parts = _checked(address)
-    for name, key in file.writers.items():
-        if not key.startswith(_KEY_PREFIX):
-            raise ConfigError(
-                f"the writer {name!r} in {path} has no usable key",
-                because=f"it does not begin with {_KEY_PREFIX!r}",
-                next_step="'sparkwright store status' prints the key of a machine",
-            )
     token = environment.get("SPARKWRIGHT_STORE_TOKEN", "")
     user = "" if token else environment.get("SPARKWRIGHT_STORE_USER", "") or unquote(parts.username or "")
     password = environment.get("SPARKWRIGHT_STORE_PASSWORD", "") or unquote(parts.password or "")
