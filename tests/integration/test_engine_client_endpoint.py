@@ -79,6 +79,7 @@ def test_a_healthy_server_tells_of_itself() -> None:
     found = look()
     assert (found.version, found.model, found.max_model_len) == ("0.24.0", MODEL, 4096)
     assert "vllm:num_requests_running" in found.metrics
+    assert not found.uncounted
 
 
 def test_the_only_model_need_not_be_named() -> None:
@@ -257,9 +258,18 @@ def test_a_page_without_end_is_read_to_a_limit(page: str) -> None:
     assert f"{MOST_BYTES >> 20} MiB" in said
 
 
-@pytest.mark.parametrize("page", [answering("Not Found", 404), answering("python_info 1\n"), HTML])
-def test_no_counters(page: Handler) -> None:
-    assert not look(pages={"metrics": page}).metrics
+@pytest.mark.parametrize(
+    ("page", "why"),
+    [
+        (answering("Not Found", 404), "status 404"),
+        (answering("python_info 1\n"), "another program's counters instead"),
+        (HTML, "a web page instead of vLLM's counters; its body is '<!doctype html><title>Sign in"),
+    ],
+)
+def test_no_counters(page: Handler, why: str) -> None:
+    found = look(pages={"metrics": page})
+    assert not found.metrics
+    assert why in found.uncounted
 
 
 @pytest.mark.parametrize("page", ["models", "version", "metrics"])

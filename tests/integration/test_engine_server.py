@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -314,11 +315,37 @@ def test_a_key_that_is_refused_ends_a_start_at_once(tmp_path, model, key, becaus
 
 def test_a_port_that_is_taken_is_refused_before_anything_starts(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        this = server(tmp_path, port=listener.getsockname()[1])
-        with pytest.raises(ServerError, match="port-in-use"):
+        port = listener.getsockname()[1]
+        this = server(tmp_path, port=port)
+        with pytest.raises(ServerError, match="port-in-use") as caught:
             boot(this)
+    assert f"port {port} is already in use by {psutil.Process().name()} (process {os.getpid()})" in (
+        caught.value.because
+    )
     assert this.pid is None
     assert not this.log.exists()
+
+
+@pytest.mark.parametrize("fault", ["never-listens", "shares-its-port"])
+def test_another_server_that_takes_the_port_meanwhile_does_not_answer_for_ours(tmp_path, fault):
+    """One that listens there alone, and one beside which ours listens by SO_REUSEPORT."""
+    this = faulty(tmp_path, fault, "waits")
+    other = [sys.executable, FAKE, "--port", str(this.launch.port), "--fault", "shares-its-port"]
+
+    async def use() -> None:
+        start = asyncio.create_task(this.__aenter__())
+        await until(this.log.exists)
+        await engine_up(this)
+        with subprocess.Popen(other, stdout=subprocess.DEVNULL) as taking:  # noqa: ASYNC220 - no waiting
+            try:
+                with pytest.raises(ServerFailedError, match="port-in-use") as caught:
+                    await start
+            finally:
+                taking.kill()
+        assert f"(process {taking.pid})" in caught.value.because
+
+    asyncio.run(use())
+    assert engines(this) == []
 
 
 def test_a_program_that_does_not_exist_is_a_tool_error(tmp_path: Path) -> None:

@@ -4,9 +4,11 @@ Run as a program: ``fake_server.py --port N [--fault NAME …]``. Standard libra
 """
 
 import argparse
+import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -115,6 +117,13 @@ def compile_in(folder: Path, seconds: float) -> None:
         time.sleep(1.0)
 
 
+def wait_for_listener(port: int) -> None:
+    while True:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.05)
+
+
 def say(line: str) -> None:
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
@@ -147,6 +156,9 @@ def main() -> int:
         compile_in(Path(args.compile[0]), float(args.compile[1]))
     if "never-listens" in args.fault:
         time.sleep(600)
+    if "waits" in args.fault:
+        wait_for_listener(args.port)
+    ThreadingHTTPServer.allow_reuse_port = "shares-its-port" in args.fault
     server = ThreadingHTTPServer(("127.0.0.1", args.port), Handler)
     if "deaf" not in args.fault:
         # As vLLM: on SIGTERM it ends its engine and then itself.

@@ -1,7 +1,10 @@
 """Ports for servers that bind them later: free, and no other program gets them meanwhile."""
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 
@@ -19,16 +22,23 @@ def test_it_is_free_and_not_one_of_those_that_the_kernel_hands_out() -> None:
     port = ports.free_port()
     first = int(ports._RANGE.read_text().split()[0])
     assert 20_000 <= port < max(first, 32_768)
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", port))
+    socket.create_server(("127.0.0.1", port)).close()  # which sets SO_REUSEADDR, like servers
 
 
-def test_one_that_is_bound_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
-        monkeypatch.setattr(ports.random, "sample", lambda *_: [port])
-        assert ports.free_port() != port
+def test_one_that_another_process_got_or_bound_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = "from sparkwright.base.machine import free_port; print(free_port(), flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=PIPE, stdout=PIPE, text=True) as other:
+        got = int(other.stdout.readline())
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            bound = taken.getsockname()[1]
+            monkeypatch.setattr(ports.random, "sample", lambda *_: [got, bound])
+            assert ports.free_port() not in {got, bound}
+        other.communicate("\n")
+    monkeypatch.setattr(ports.random, "sample", lambda *_: [got])
+    assert ports.free_port() == got, "the other process has ended"
+    with pytest.raises(OSError, match="assign"):
+        ports.free_port("203.0.113.1")
 
 
 @pytest.mark.parametrize("text", ["", "some ports", "1024 60999"])

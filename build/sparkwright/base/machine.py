@@ -155,18 +155,34 @@ _TRIES = 100
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port of *host* that nothing is bound to, and that the kernel gives to no other program.
+    """Return a port of *host* that nothing is bound to, reserved for a server until this process ends.
 
     A server binds it seconds or minutes later. Were it one of those that the kernel hands out, any program
-    that asks for some port could have it by then.
+    that asks for some port could have it by then; and were it not reserved, another call of this function in
+    any process could return it. A bound socket that does not listen reserves it, and keeps no server away
+    that sets SO_REUSEADDR, as servers do.
     """
+    reserved = None
     for port in random.sample(range(_LOWEST, _first_handed_out()), _TRIES):
-        with contextlib.suppress(OSError), socket.socket() as probe:
-            probe.bind((host, port))
-            return port
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+        with contextlib.suppress(OSError):
+            reserved = _bound(host, port)
+            break
+    reserved = reserved or _bound(host, 0)
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    port = int(reserved.getsockname()[1])
+    reserved.detach()  # its descriptor stays open
+    return port
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Return a socket that is bound without SO_REUSEADDR, so that reservations are in the way."""
+    made = socket.socket()
+    try:
+        made.bind((host, port))
+    except OSError:
+        made.close()
+        raise
+    return made
 
 
 def _first_handed_out() -> int:

@@ -1,6 +1,6 @@
 """A started server as an engine that can be watched: its samples, its log, and evidence of its failures.
 
-The evidence is beyond that of `engine.server.evidence`: stacks, processes, samples.
+The evidence is beyond that of `engine.server.failures`: stacks, processes, samples.
 """
 
 from __future__ import annotations

@@ -118,7 +118,7 @@ async def _at_address(plan: Plan, api_key: str) -> tuple[Plan, str, dict[str, st
         if not known.metrics:
             raise EndpointError(
                 f"{options.url} has no counters of vLLM at /metrics",
-                because="the page is absent, or another program's",
+                because=known.uncounted,
                 next_step="serve without --disable-log-stats, and let /metrics through any proxy",
             )
         lacks = lacking_facts(options, known, read_log(log))

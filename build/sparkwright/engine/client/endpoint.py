@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
@@ -93,12 +93,14 @@ class EndpointFacts:
         model: the model that will be requested.
         max_model_len: tokens of its longest request, prompt and output; -1 if not reported.
         metrics: the page of vLLM's counters; empty if there is none.
+        uncounted: the reason for which there is none.
     """
 
     version: str
     model: str
     max_model_len: int
     metrics: str = ""
+    uncounted: str = ""
 
 
 class _Model(msgspec.Struct):
@@ -182,7 +184,13 @@ async def check_endpoint(
             because="it has neither vLLM's /version nor its counters: another server, or a proxy before it",
             next_step="give the address of vLLM's own port",
         )
-    return EndpointFacts(version, model.id, model.max_model_len or -1, metrics.text if counted else "")
+    facts = EndpointFacts(version, model.id, model.max_model_len or -1)
+    if counted:
+        return replace(facts, metrics=metrics.text)
+    if metrics.status != _OK:
+        return replace(facts, uncounted=f"it answers with status {metrics.status}")
+    what = "a web page" if metrics.is_html else "another program's counters"
+    return replace(facts, uncounted=f"it answers with {what} instead of vLLM's counters; {metrics.excerpt}")
 
 
 def check_address(url: str) -> None:

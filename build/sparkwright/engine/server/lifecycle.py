@@ -60,6 +60,7 @@ _OWN_S = 30.0  # an interpreter starts no faster because its clock does
 _CANARIES = 3  # kernels may be compiled at their first use, so that the first canary may be late
 _DYING_S = 3.0
 _LINES = 12
+_FREE_PORT = "end it, or let a free port be chosen"
 _GIVE_KEY = (
     "give one key: by --api-key-file, or by VLLM_API_KEY in this shell; no other key in the recipe's "
     "[environment]"
@@ -194,10 +195,11 @@ class ServerProcess:
         launch = self.launch
         launch.folder.mkdir(parents=True, exist_ok=True)
         if await self._listens():
+            by = await asyncio.to_thread(_other_listener, launch.port, set()) or "something else"
             raise ServerError(
                 f"no server can be started at {self.url} (port-in-use)",
-                because="something listens there already, and would answer in its place",
-                next_step="end it, or let a free port be chosen",
+                because=f"port {launch.port} is already in use by {by}, which would answer in its place",
+                next_step=_FREE_PORT,
             )
         if launch.models is not None:
             stored = await launch.models()
@@ -283,6 +285,12 @@ class ServerProcess:
                 if self.died is not None:
                     raise await self._failure("the server ended while it started")
                 if await self._listens():
+                    if other := await asyncio.to_thread(self._other_listener):
+                        because = (
+                            f"port {launch.port} was taken by {other} meanwhile, which answers in its place"
+                        )
+                        what = f"the server cannot listen at {self.url}"
+                        raise await self._refused(what, Cause("port-in-use", because, _FREE_PORT))
                     # It listens, so that its engine is up: from here on a few canaries are enough.
                     end = min(end, self._age + self._within(_CANARIES * launch.deadlines.canary_s))
                     why = await self._first_answer(session, end)
@@ -353,6 +361,15 @@ class ServerProcess:
             await writer.wait_closed()
         return True
 
+    def _other_listener(self) -> str:
+        """Return the process of somebody else that listens at its port, in words; empty if none is known."""
+        import psutil
+
+        own = {process.pid for process in _marked(self._marker, leader=0)}
+        with contextlib.suppress(psutil.Error):
+            own |= {process.pid for process in psutil.Process(self.pid).children(recursive=True)}
+        return _other_listener(self.launch.port, own)
+
     async def _failure(self, what: str, why: str = "") -> ServerFailedError:
         log, status = self._read_log(), self.died
         cause, shown = diagnose(log, status), excerpt(log)
@@ -364,11 +381,13 @@ class ServerProcess:
         return ServerFailedError(what, cause, status, shown, evidence)
 
     async def _key_refused(self, status: int) -> ServerFailedError:
-        """Return the error of a server that refuses the key: waiting does not change its mind."""
         sent = "the key of its requests is not the server's"
         because = sent if self.launch.api_key else "it asks for a key, and its requests have none"
         cause = Cause("key-refused", f"{because} (status {status})", _GIVE_KEY)
-        what = "the server refuses the first request"
+        return await self._refused("the server refuses the first request", cause)
+
+    async def _refused(self, what: str, cause: Cause) -> ServerFailedError:
+        """Return the error of a server that runs, where waiting changes nothing."""
         evidence = await self.keep_evidence(f"{what}: {cause.because}")
         return ServerFailedError(what, cause, None, tail(self._read_log(), lines=_LINES), evidence)
 
@@ -445,6 +464,26 @@ def _runs(pid: int) -> bool:
     with contextlib.suppress(psutil.Error):
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     return False
+
+
+def _other_listener(port: int, own: set[int]) -> str:
+    """Return what listens at *port* beside or instead of the processes *own*, in words.
+
+    Empty where nothing does, or nothing that this user may look into. Another address is another server.
+    """
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError):
+        found = [
+            (one.pid, one.laddr.ip)
+            for one in psutil.net_connections("tcp")
+            if one.pid and one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port
+        ]
+        addresses = {address for pid, address in found if pid in own}
+        for pid, address in found:
+            if pid not in own and (not addresses or address in addresses):
+                return f"{psutil.Process(pid).name()} (process {pid})"
+    return ""
 
 
 def _marked(marker: str, leader: int) -> list[psutil.Process]:
