@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import subprocess
+import threading
 import time
 from pathlib import Path
 
@@ -308,6 +309,32 @@ def test_no_run_starts_while_things_are_removed(store: Store, monkeypatch: pytes
     ((process, first, seen),) = said
     assert (first, seen) == ("lock.waiting\n", None)
     assert finish(process) == "running\n"
+
+
+@pytest.mark.parametrize("looked", [False, True], ids=["before the look", "after it"])
+def test_a_folder_that_is_claimed_stays_or_is_seen_to_be_gone(store, monkeypatch, *, looked):
+    folder = store.trees / "abc-vllm"
+    folder.mkdir()
+    aged(folder, 9)
+    claimed: list[bool] = []
+    claiming = threading.Thread(target=lambda: claimed.append(store.claim(folder)))
+
+    def claim_now(*_: object, **__: object) -> None:
+        claiming.start()
+        claiming.join(0.2)
+        assert not claimed, "it was claimed while it was being removed"
+
+    entries = survey(store, ())
+    with store.running():
+        if looked:
+            monkeypatch.setattr("sparkwright.store.upkeep.emit", claim_now)
+        else:
+            claiming.start()
+            claiming.join()
+        prune(store, entries, PruneLimits(1))
+    claiming.join()
+    assert claimed == [not looked]
+    assert folder.is_dir() is not looked
 
 
 def test_what_is_used_after_the_look_stays(store: Store) -> None:
