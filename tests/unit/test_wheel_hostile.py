@@ -221,6 +221,7 @@ def test_a_build_tag_is_found(case: Case, tmp_path: Path) -> None:
 
 
 BOMBS = {
+    "a Python file of more than is read": ("vllm/core.py", (1 << 20) + 1, "archive-safe"),
     "a large Python file": ("vllm/core.py", 48 << 20, "archive-safe"),
     "a Python file of a GiB": ("vllm/core.py", 1 << 30, "archive-safe"),
     "another file": ("vllm/configs/a.json", 48 << 20, "archive-safe"),
