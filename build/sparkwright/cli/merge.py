@@ -64,12 +64,14 @@ def command(session: Session, *, onto: str | None, check_out: Path | None, targe
         write_tree(job.repository, report.tree, check_out)
     failure = None
     if report.failed and onto is None:
+        first = report.failed[0]
+        refreshed = first.kind is OutcomeKind.CONFLICT or known[first.carry].spec.pull is not None
         failure = CarryConflictError(
             f"{len(report.failed)} of {len(report.outcomes)} carries do not merge",
             because=", ".join(f"{outcome.carry} ({outcome.kind})" for outcome in report.failed),
-            next_step=f"sparkwright carry refresh {report.failed[0].carry}"
-            if report.failed[0].kind is OutcomeKind.CONFLICT
-            else f"change {report.failed[0].carry} as the table says",
+            next_step=f"sparkwright carry refresh {first.carry}"
+            if refreshed
+            else f"change {first.carry} as the table says",
         )
     described = {**to_builtins(report), "unproved": unproved, "evidence": evidence}
     return Result(described, list(_shown(report, unproved, evidence)), failure)
