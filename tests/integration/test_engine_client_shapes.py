@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from vllm_like import MODEL, Served, Stream, healthy, lasting, serving, until
 
-from sparkwright.base.errors import StorageError
 from sparkwright.engine.cell import REFUSED, Cell, Deadlines, Load, Prompt
 from sparkwright.engine.client.endpoint import Endpoint, open_session
 from sparkwright.engine.client.load import run_load
@@ -28,14 +27,10 @@ def run(
     play: Callable[[Stream], Awaitable[None]] = healthy,
     *,
     speed: float = 1.0,
-    on_sample: Callable[[Sample], None] | None = None,
 ) -> tuple[list[Sample], Served]:
     async def measure() -> tuple[list[Sample], Served]:
         async with serving(play) as served, open_session(served.endpoint) as session:
-            samples = await run_load(
-                session, served.endpoint, wanted, Deadlines(), speed=speed, on_sample=on_sample
-            )
-            return samples, served
+            return await run_load(session, served.endpoint, wanted, Deadlines(), speed=speed), served
 
     return asyncio.run(measure())
 
@@ -73,11 +68,9 @@ def test_a_closed_loop_keeps_so_many_running(clients: int) -> None:
 
 
 def test_samples_are_in_the_order_of_their_starts() -> None:
-    told: list[Sample] = []
-    samples, _ = run(cell(concurrency=4, requests=12), together(4), on_sample=told.append)
+    samples, _ = run(cell(concurrency=4, requests=12), together(4))
     starts = [sample.started for sample in samples]
     assert starts == sorted(starts)
-    assert sorted(told, key=lambda sample: sample.started) == samples
 
 
 def test_prompts_are_sent_as_they_are_and_salted_when_they_come_again() -> None:
@@ -199,24 +192,12 @@ def test_no_server_at_all() -> None:
     assert [sample.failure and sample.failure.kind for sample in samples] == [FailureKind.CONNECT] * 5
 
 
-def test_an_error_of_ours_ends_the_load_as_itself() -> None:
-    def full(_: Sample) -> None:
-        raise StorageError("the disk is full")
-
-    with pytest.raises(StorageError, match="the disk is full"):
-        run(cell(concurrency=4, requests=40), on_sample=full)
-
-
 @pytest.mark.parametrize("shape", ["closed", "burst"])
 def test_cancelling_a_load_leaves_nothing_behind(shape: str) -> None:
-    told: list[Sample] = []
-
     async def measure() -> None:
         wanted = cell(shape=shape, concurrency=6, requests=6)
         async with serving(lasting(60)) as served, open_session(served.endpoint) as session:
-            task = asyncio.create_task(
-                run_load(session, served.endpoint, wanted, Deadlines(), speed=1.0, on_sample=told.append)
-            )
+            task = asyncio.create_task(run_load(session, served.endpoint, wanted, Deadlines(), speed=1.0))
             await until(lambda: served.running == 6)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -224,7 +205,6 @@ def test_cancelling_a_load_leaves_nothing_behind(shape: str) -> None:
             await until(lambda: served.running == 0 and served.connections == 0)
 
     asyncio.run(measure())
-    assert [sample.failure and sample.failure.kind for sample in told] == [FailureKind.CANCELLED] * 6
 
 
 def test_requests_that_may_be_refused_have_connections_of_their_own() -> None:

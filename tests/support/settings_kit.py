@@ -29,7 +29,6 @@ from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import plan_of
 from sparkwright.verify.results import Results, write_results
 from sparkwright.verify.runner import write_tuned
-from sparkwright.verify.servers import Arms
 from sparkwright.verify.setup import prepare
 
 RECIPE = "qwen3.8-27b-mtp"
@@ -161,7 +160,7 @@ def compared(
 
     async def run() -> None:
         prepared, manifest = await prepare(plan, folder)
-        await suite.run_plan(dataclasses.replace(prepared, arms=Arms(arms)), manifest, folder)
+        await suite.run_plan(dataclasses.replace(prepared, arms=arms), manifest, folder)
 
     asyncio.run(run())
     return write_tuned(write_results(folder), asked)

@@ -29,7 +29,7 @@ def test_each_arm_is_served_by_its_recipe(tmp_path: Path) -> None:
     fleet, _, identity = simulated(BOTH, profile_of(BOTH), tmp_path)
     drafted = {}
     for arm in ("main", "baseline"):
-        argv = fleet.start(arm, 0).launch.argv  # type: ignore[attr-defined]
+        argv = fleet[arm](0).launch.argv  # type: ignore[attr-defined]
         drafted[arm] = (argv[argv.index("--k") + 1], argv[argv.index("--method") + 1])
     rival = load_recipe("qwen3.6-27b-dflash", "many").speculative["num_speculative_tokens"]
     assert drafted == {"main": ("3", "mtp"), "baseline": (str(rival), "dflash")}

@@ -52,7 +52,7 @@ def found(observations: list[Observation]) -> list[tuple[str, str]]:
     return [(trouble.verdict.value, trouble.cause) for trouble in sorted_out(observations).troubles]
 
 
-INVALIDATES = {FailureKind.NO_COUNT, FailureKind.COUNT, FailureKind.LENGTH, FailureKind.CANCELLED}
+INVALIDATES = {FailureKind.NO_COUNT, FailureKind.COUNT, FailureKind.LENGTH}
 
 
 def test_a_failed_request_is_typed_and_its_level_named(observations: list[Observation]) -> None:

@@ -111,10 +111,10 @@ def test_what_the_release_refuses_is_never_started(tmp_path, monkeypatch) -> Non
     monkeypatch.setattr(setup, "environment_of", lambda *_, **__: (made, {"wheel": "none"}))
     plan = plan_of(options(simulator=False, python=sys.executable, vary={SEQS: (16, 32)}))
     prepared, _, _ = setup._by_recipe(plan, tmp_path, offline=True, refusal=refusal)
-    assert len(prepared.arms.names) == 2
-    (other,) = prepared.arms.names - {"main"}
+    assert len(prepared.arms) == 2
+    (other,) = prepared.arms.keys() - {"main"}
     with pytest.raises(setup.ServerError, match="unknown choice"):
-        prepared.arms.start(other, 0)
+        prepared.arms[other](0)
 
 
 def test_one_that_breaks_a_limit_is_left_out(compare) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,7 @@ from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.journal import FILE, Manifest, read_journal
 from sparkwright.verify.plan import Plan
 from sparkwright.verify.results import load_run
+from sparkwright.verify.servers import Arms
 from sparkwright.verify.suite import run_plan
 
 MANIFEST = Manifest(run="r", created="now", server="none", identity={"wheel": "1"}, options={})
@@ -60,7 +62,6 @@ class Asked:
 class Fake:
     """A server and its fleet in one: it counts its starts and ends after so many cells."""
 
-    names: frozenset[str] = frozenset({"main", "baseline"})
     ends_after: int = 1000
     broken: frozenset[str] = frozenset()
     starts: list[tuple[str, int]] = field(default_factory=list)
@@ -69,6 +70,10 @@ class Fake:
     facts: BootFacts = field(default_factory=lambda: BootFacts(version="v"))
     restartable: bool = True
     endpoint: Endpoint = field(default_factory=lambda: Endpoint("http://localhost:9", "m"))
+
+    @property
+    def arms(self) -> Arms:
+        return {arm: functools.partial(self.start, arm) for arm in ("main", "baseline")}
 
     @property
     def died(self) -> int | None:
@@ -110,7 +115,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Measured:
 
 
 def run(folder: Path, fleet: Fake, *checks: Asked) -> tuple[Finding, ...]:
-    plan = Plan(checks, Context(PROFILE, load_corpus(), {}), arms=fleet)
+    plan = Plan(checks, Context(PROFILE, load_corpus(), {}), arms=fleet.arms)
     return asyncio.run(run_plan(plan, MANIFEST, folder))
 
 
@@ -312,7 +317,7 @@ def words_per_token(
     monkeypatch.setattr(suite_module, "measure", measure)
     asked = Asked("one", (("main", 0), ("main", 1), ("baseline", 0)))
     sizes = msgspec.structs.replace(PROFILE, checks=checks)
-    plan = Plan((asked,), Context(sizes, load_corpus(), {}), arms=Fake())
+    plan = Plan((asked,), Context(sizes, load_corpus(), {}), arms=Fake().arms)
     asyncio.run(run_plan(plan, MANIFEST, folder))
     return {place: boot.facts.words_per_token for place, boot in read_journal(folder).boots.items()}
 

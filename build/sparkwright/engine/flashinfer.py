@@ -149,29 +149,21 @@ _USUAL_SHARE = 0.92  # vLLM 0.33's default; 0.24's is 0.9
 _GIB = 1 << 30
 
 
-@dataclass(frozen=True)
-class Room:
-    """The cores and the memory of a machine.
+def compilers_at_once(
+    recipe: Recipe, *, cores: int, available_gib: float, total_gib: float, shared: bool
+) -> int:
+    """Return how many compilers fit beside the server of *recipe*; at least one.
 
-    Attributes:
+    Args:
+        recipe: says which share of the memory the server takes.
         cores: that this process may use.
         available_gib: memory that this process can be given now, by its control groups too.
         total_gib: memory of the whole machine, which a server takes its share of.
         shared: the card has no memory of its own.
     """
-
-    cores: int
-    available_gib: float
-    total_gib: float
-    shared: bool
-
-
-def compilers_at_once(recipe: Recipe, room: Room) -> int:
-    """Return how many compilers fit beside the server of *recipe*; at least one."""
     share = recipe.flags.get("gpu-memory-utilization", _USUAL_SHARE)
-    taken = float(share) * room.total_gib if room.shared else 0.0
-    free = room.available_gib - taken - _RESERVE_GIB
-    return max(1, min(room.cores, int(free // COMPILER_GIB)))
+    taken = float(share) * total_gib if shared else 0.0
+    return max(1, min(cores, int((available_gib - taken - _RESERVE_GIB) // COMPILER_GIB)))
 
 
 def jobs_variable(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, str]:
@@ -184,13 +176,14 @@ def jobs_variable(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, s
         return {}
     machine = look()
     (own,) = card_fields("memory.total") or ("",)
-    room = Room(
+    fitting = compilers_at_once(
+        recipe,
         cores=machine.cores,
         available_gib=machine.available_mib / 1024,
         total_gib=psutil.virtual_memory().total / _GIB,
         shared=not own[:1].isdecimal(),
     )
-    return {JOBS: str(compilers_at_once(recipe, room))}
+    return {JOBS: str(fitting)}
 
 
 CUBIN = "VLLM_HAS_FLASHINFER_CUBIN"

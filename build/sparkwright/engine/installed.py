@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from msgspec import structs
+
 from sparkwright.base.errors import ArchiveError, ProcessError, ServerError, ToolError, WheelError
 
 REGISTRY = "vllm/model_executor/models/registry.py"
@@ -127,7 +129,7 @@ def read_installed(python: Path) -> EngineFacts:
         version=str(found["version"]),
         machine=str(found["machine"]),
         carries=carries,
-        codes=_codes(_parsed(found["kernels"])),
+        codes=_asked(_parsed(found["kernels"]).get("binaries", [])),
         packages=found["packages"],
         architectures=frozenset(_ARCHITECTURE.findall(found["registry"])),
         files=files_digest(found["record"]),
@@ -182,15 +184,10 @@ def read_wheel(wheel: Path) -> EngineFacts:
         carries=frozenset(carry.name for carry in record.carries if carry.outcome in _MERGED)
         if record
         else frozenset(),
-        codes=_asked([vars_of(binary) for binary in kernels.binaries]) if kernels else frozenset(),
+        codes=_asked([structs.asdict(binary) for binary in kernels.binaries]) if kernels else frozenset(),
         architectures=frozenset(_ARCHITECTURE.findall(texts.get(REGISTRY, ""))),
         files=files_digest(texts.get(f"{name.dist_info}/RECORD", "")),
     )
-
-
-def vars_of(binary: Any) -> dict[str, Any]:
-    """Return the keys of a binary's record as `_asked` reads them."""
-    return {"kernels": binary.kernels, "asked": binary.asked}
 
 
 def _parsed(text: str) -> dict[str, Any]:
@@ -199,10 +196,6 @@ def _parsed(text: str) -> dict[str, Any]:
     except ValueError:
         return {}
     return found if isinstance(found, dict) else {}
-
-
-def _codes(record: dict[str, Any]) -> frozenset[str]:
-    return _asked(record.get("binaries", []))
 
 
 def _lacking(companion: dict[str, Any]) -> dict[str, tuple[str, ...]]:

@@ -33,7 +33,6 @@ class FailureKind(StrEnum):
     NO_COUNT = "no-count"  # neither usage nor token ids
     COUNT = "count"  # usage and token ids disagree
     LENGTH = "length"  # another number of tokens than requested, or ``abort``
-    CANCELLED = "cancelled"  # stopped by this client
 
 
 REFUSALS = frozenset({400, 404, 405, 413, 415, 422, 501})

@@ -88,7 +88,11 @@ def _outcome(name: str, findings: Sequence[Finding], *, lenient: bool) -> CheckO
     # A check of which nothing is applicable has decided nothing.
     findings = applicable or findings
     counted = [
-        one for one in findings if one.verdict is not Verdict.PASS and not (lenient and _is_lenient(one))
+        one
+        for one in findings
+        if one.verdict is not Verdict.PASS
+        and not (lenient and one.name in _OF_LARGE_MODELS)
+        and not (lenient and one.name in _OF_CARDS and one.verdict is not Verdict.FAIL)
     ]
     if not findings:
         return CheckOutcome(name, "undecided", "it gave no finding")
@@ -100,12 +104,6 @@ def _outcome(name: str, findings: Sequence[Finding], *, lenient: bool) -> CheckO
     if verdict == "failed" and (shown := _ERROR.search(worst.cause)):
         signature += f": {normalise(shown[0])[:_LONGEST]}"
     return CheckOutcome(name, verdict, worst.cause, signature)
-
-
-def _is_lenient(finding: Finding) -> bool:
-    if finding.name in _OF_LARGE_MODELS:
-        return True
-    return finding.name in _OF_CARDS and finding.verdict is not Verdict.FAIL
 
 
 def broken_server(error: ServerError, names: Sequence[str]) -> list[CheckOutcome]:
@@ -121,16 +119,12 @@ def broken_server(error: ServerError, names: Sequence[str]) -> list[CheckOutcome
 
 def error_line(error: ServerError) -> str:
     """Return the first line of the server's log that names an exception, or else the diagnosed cause."""
+    line = error.because or error.what
     if isinstance(error, ServerFailedError):
         found = [match[0].strip() for match in _ERROR.finditer(error.log_excerpt)]
         original = [line for line in found if not any(part in line for part in _FOLLOW_UPS)]
-        return _plain((original or found or [error.cause.because])[0])
-    return _plain(error.because or error.what)
-
-
-def _plain(text: str) -> str:
-    """Return *text* in one line; logs have carriage returns of progress bars in them."""
-    return " ".join(text.split())
+        line = (original or found or [error.cause.because])[0]
+    return " ".join(line.split())  # logs have carriage returns of progress bars in them
 
 
 def normalise(text: str) -> str:

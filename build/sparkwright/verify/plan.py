@@ -49,7 +49,7 @@ class Plan:
     checks: Sequence[Check]
     context: Context
     options: VerifyOptions = field(default_factory=VerifyOptions)
-    arms: Arms = field(default_factory=lambda: Arms({}))
+    arms: Arms = field(default_factory=dict)
     rates: Rates = field(default_factory=Rates)
 
     @property

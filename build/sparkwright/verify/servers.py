@@ -66,29 +66,12 @@ class MeasuredServer(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Arms:
-    """The servers of a run, with one start function per arm.
+Arms = Mapping[str, Callable[[int], AbstractAsyncContextManager[MeasuredServer]]]
+"""By arm: what returns one start of its server by the number of the start; it ends with the block.
 
-    Attributes:
-        by_name: given the number of the start, starts that server.
-    """
-
-    by_name: Mapping[str, Callable[[int], contextlib.AbstractAsyncContextManager[MeasuredServer]]]
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Names of the servers that can be started."""
-        return frozenset(self.by_name)
-
-    def start(self, arm: str, boot: int) -> contextlib.AbstractAsyncContextManager[MeasuredServer]:
-        """Return one start of a server, ended with the block.
-
-        Raises:
-            ServerError: it does not come up, or ends by itself while it is in use.
-            EndpointError: what answers cannot be verified.
-        """
-        return self.by_name[arm](boot)
+A start raises `ServerError` where the server does not come up, or ends by itself while it is in use, and
+`EndpointError` where what answers cannot be verified.
+"""
 
 
 @dataclass(frozen=True)
@@ -197,7 +180,7 @@ def simulated(options: VerifyOptions, profile: Profile, folder: Path) -> tuple[A
     broken = f" with {', '.join(options.faults)}" if options.faults else ""
     arms = {arm: partial(start, arm) for arm in recipes or ("main", "baseline")}
     of = f"configurations of {recipes['main'].title}, " if options.vary else ""
-    return Arms(arms), f"{of}simulated vLLM {VERSION}{broken}", identity
+    return arms, f"{of}simulated vLLM {VERSION}{broken}", identity
 
 
 def _recipes(options: VerifyOptions) -> dict[str, Recipe]:

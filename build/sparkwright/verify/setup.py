@@ -35,7 +35,7 @@ from sparkwright.verify.checks.settings import arm_of
 from sparkwright.verify.journal import Manifest
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.plan import TOOL_PARSER, Plan
-from sparkwright.verify.servers import Arms, MeasuredServer, read_log, simulated, standing
+from sparkwright.verify.servers import MeasuredServer, read_log, simulated, standing
 
 if TYPE_CHECKING:
     import aiohttp
@@ -133,15 +133,8 @@ async def _at_address(plan: Plan, api_key: str) -> tuple[Plan, str, dict[str, st
         "main-model": known.model,
         "main-lacks": ", ".join(sorted(lacks)),
     }
-    plan = replace(plan.lacking(lacks), arms=Arms({"main": partial(_stand, endpoint, known, log)}))
+    plan = replace(plan.lacking(lacks), arms={"main": lambda _: standing(endpoint, known, log)})
     return plan, f"{f'vLLM {known.version}'.rstrip()} at {options.url}", identity
-
-
-def _stand(
-    endpoint: Endpoint, known: EndpointFacts, log: Path | None, boot: int
-) -> AbstractAsyncContextManager[MeasuredServer]:
-    del boot  # this client did not start it
-    return standing(endpoint, known, log)
 
 
 # A recipe -----------------------------------------------------------------------------------------------
@@ -187,8 +180,8 @@ def _by_recipe(
             deadlines=plan.profile.deadlines,
         )
 
-    arms = Arms({arm: partial(start, arm) for arm in served_by})
-    return replace(plan, arms=arms), title, {**identity, "recipe": _digest(recipe)}
+    plan = replace(plan, arms={arm: partial(start, arm) for arm in served_by})
+    return plan, title, {**identity, "recipe": _digest(recipe)}
 
 
 def without_speculation(recipe: Recipe) -> Recipe:

@@ -129,24 +129,23 @@ class _PlanRun:
         if ("main", 0) not in self.boots or self.missing("main", 0):
             await self._measure_on("main", 0)
         tried = {("main", 0)}
-        while (place := self._next_place(tried)) is not None:
-            tried.add(place)
-            await self._measure_on(*place)
-
-    def _next_place(self, tried: set[tuple[str, int]]) -> tuple[str, int] | None:
-        """Return the next start of a server with cells left to measure; `None` if there is none."""
-        for arm, boot in dict.fromkeys((cell.arm, cell.boot) for cell in self.cells()):
-            reachable = arm in self.plan.arms.names and arm not in self.silent
-            if (arm, boot) not in tried and reachable and self.missing(arm, boot):
-                return arm, boot
-        return None
+        while untried := [
+            (cell.arm, cell.boot)
+            for cell in self.cells()
+            if (cell.arm, cell.boot) not in tried
+            and cell.arm in self.plan.arms
+            and cell.arm not in self.silent
+            and cell_id(cell, self.identity) not in self.measured
+        ]:
+            tried.add(untried[0])
+            await self._measure_on(*untried[0])
 
     async def _measure_on(self, arm: str, boot: int) -> None:
         """Measure what is missing on one server, which is started again where it ends or falls silent."""
         silences = 0
         for again in range(_MOST_RESTARTS + 1):
             try:
-                async with self.plan.arms.start(arm, boot) as server:
+                async with self.plan.arms[arm](boot) as server:
                     facts = await self._with_words(arm, boot, server)
                     record = BootRecord(arm, boot, facts, restart=again)
                     self.journal.write(record)

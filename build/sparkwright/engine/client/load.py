@@ -41,7 +41,6 @@ async def run_load(
     deadlines: Deadlines,
     *,
     speed: float,
-    on_sample: Callable[[Sample], None] | None = None,
 ) -> list[Sample]:
     """Send the warm-up of *cell* and then its load; returns all samples, in the order of their starts.
 
@@ -55,12 +54,10 @@ async def run_load(
         cell: prompts and load.
         deadlines: deadlines of a request.
         speed: seconds of the server's clock in a real one.
-        on_sample: called with each sample as soon as it is complete, and with those of cancelled requests;
-            an exception from it ends the load.
     """
     refusable = REFUSED in cell.tags
     make = partial(Exchange, endpoint, load=cell.load, deadlines=deadlines, speed=speed, refusable=refusable)
-    return await _LoadRun(session, cell, make, speed, on_sample).run()
+    return await _LoadRun(session, cell, make, speed).run()
 
 
 def output_lengths(load: Load) -> list[int]:
@@ -84,15 +81,10 @@ class _LoadRun:
     """The execution of one load."""
 
     def __init__(
-        self,
-        session: aiohttp.ClientSession,
-        cell: Cell,
-        make: Callable[..., Exchange],
-        speed: float,
-        on_sample: Callable[[Sample], None] | None,
+        self, session: aiohttp.ClientSession, cell: Cell, make: Callable[..., Exchange], speed: float
     ) -> None:
         self._session, self._make, self._speed = session, make, speed
-        self._cell, self._load, self._on_sample = cell, cell.load, on_sample
+        self._cell, self._load = cell, cell.load
         self._samples: list[Sample] = []
         self._failures = self._silent = 0  # in a row
 
@@ -160,20 +152,11 @@ class _LoadRun:
         )
 
     async def _send(self, exchange: Exchange) -> None:
-        try:
-            sample = await exchange.run(self._session)
-        except asyncio.CancelledError:
-            self._note(exchange.sample())
-            raise
+        sample = await exchange.run(self._session)
         self._failures = 0 if sample.failure is None else self._failures + 1
         late = sample.failure is not None and sample.failure.kind in _SILENT
         self._silent = self._silent + 1 if late else 0
-        self._note(sample)
-
-    def _note(self, sample: Sample) -> None:
         self._samples.append(sample)
-        if self._on_sample is not None:
-            self._on_sample(sample)
 
     async def _closed(self, exchanges: Iterable[Exchange], stagger_s: float) -> None:
         """Run a closed loop: each client sends one request after another, all from the same *exchanges*."""
@@ -214,16 +197,10 @@ class _LoadRun:
 
 
 async def _together(coroutines: Iterable[Coroutine[None, None, None]]) -> None:
-    """Run all coroutines concurrently; the first error cancels the others and is raised as itself."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for coroutine in coroutines:
-                group.create_task(coroutine)
-    except BaseExceptionGroup as errors:
-        first: BaseException = errors
-        while isinstance(first, BaseExceptionGroup):
-            first = first.exceptions[0]
-        raise first from None
+    """Run all coroutines concurrently; an error of one cancels the others."""
+    async with asyncio.TaskGroup() as group:
+        for coroutine in coroutines:
+            group.create_task(coroutine)
 
 
 _EVERY_S = 0.05

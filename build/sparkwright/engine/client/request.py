@@ -10,10 +10,9 @@ correctly: ``[DONE]``, a finish reason, a consistent count of tokens that is the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -148,9 +147,6 @@ class Exchange:
             self._lost = self._reused and not late and not self._headers and is_closed(error)
         except RecursionError:
             self._failure = RequestFailure(kind=FailureKind.NOT_JSON, detail="a message is nested too deeply")
-        except asyncio.CancelledError:
-            self._failure = RequestFailure(kind=FailureKind.CANCELLED, detail="the client cancelled it")
-            raise
         finally:
             self._ended = self._ended or perf_counter_ns()
             for told in sorted(self._reply.odd):
@@ -338,15 +334,10 @@ async def first_tokens(
     return sample.failure
 
 
-_TOKENIZED = 200
-_SAID = 200
-
-
 class _Counted(msgspec.Struct):
-    """The needed fields of the response to ``POST /tokenize``."""
+    """The needed field of the response to ``POST /tokenize``."""
 
     count: int
-    tokens: list[int] = []
 
 
 async def count_tokens(
@@ -358,33 +349,10 @@ async def count_tokens(
         EndpointError: the server has no ``POST /tokenize`` (vLLM has, a proxy before it may not), or it
             did not respond with a count.
     """
-    asked = {"messages": [{"role": "user", "content": text}]}
-    return (await _tokenize(session, endpoint, asked, deadlines, speed)).count
-
-
-async def token_ids(
-    session: aiohttp.ClientSession, endpoint: Endpoint, text: str, deadlines: Deadlines
-) -> tuple[int, ...]:
-    """Return the tokens of *text* without any template.
-
-    Raises:
-        EndpointError: as `count_tokens`.
-    """
-    return tuple((await _tokenize(session, endpoint, {"prompt": text}, deadlines, 1.0)).tokens)
-
-
-async def _tokenize(
-    session: aiohttp.ClientSession,
-    endpoint: Endpoint,
-    asked: Mapping[str, Any],
-    deadlines: Deadlines,
-    speed: float,
-) -> _Counted:
-    """Return the answer to ``POST /tokenize`` with the fields *asked*; see `count_tokens`."""
     import aiohttp
 
     url = f"{endpoint.url}/tokenize"
-    body = msgspec.json.encode({"model": endpoint.model, **asked})
+    body = msgspec.json.encode({"model": endpoint.model, "messages": [{"role": "user", "content": text}]})
     timeout = aiohttp.ClientTimeout(total=patience(deadlines.canary_s, speed))
 
     async def post(by: aiohttp.ClientSession) -> tuple[int, bytes]:
@@ -404,15 +372,13 @@ async def _tokenize(
         raise EndpointError(f"{url} did not answer", because=str(error) or type(error).__name__) from error
     if status in ABSENT:
         raise EndpointError(f"{endpoint.url} has no POST /tokenize (status {status})")
-    if status != _TOKENIZED:
-        because = data[:_SAID].decode(errors="replace")
+    if status != _OK:
+        because = data[:_EXCERPT].decode(errors="replace")
         raise EndpointError(f"{url} answers with status {status}", because=because)
     try:
-        counted = decode_json(data, _Counted)
+        count = decode_json(data, _Counted).count
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise EndpointError(f"{url} does not answer as vLLM does", because=str(error)) from error
-    if counted.count <= 0:
-        raise EndpointError(
-            f"{url} does not answer as vLLM does", because=f"it counts {counted.count} tokens"
-        )
-    return counted
+    if count <= 0:
+        raise EndpointError(f"{url} does not answer as vLLM does", because=f"it counts {count} tokens")
+    return count

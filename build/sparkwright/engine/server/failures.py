@@ -5,13 +5,13 @@ Causes are rows of ``failures.toml``.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import re
 import shutil
 import signal
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
@@ -170,36 +170,38 @@ _PROGRAMS = {
 }
 
 
-@dataclass(frozen=True)
-class Incident:
-    """A server that died or does not respond.
-
-    Attributes:
-        reason: the observed failure.
-        status: its exit status, negative for a signal; `None` while it runs.
-        metrics: its last ``/metrics``, or empty.
-        seconds: seconds that it ran.
-    """
-
-    reason: str
-    status: int | None
-    log: str
-    metrics: str
-    argv: tuple[str, ...]
-    seconds: float
-
-
-def keep_evidence(folder: Path, incident: Incident) -> Path:
-    """Write evidence of *incident* into a new folder under *folder*; returns that folder.
+def keep_evidence(
+    folder: Path,
+    reason: str,
+    *,
+    status: int | None,
+    log: str,
+    metrics: str,
+    argv: Sequence[str],
+    seconds: float,
+) -> Path:
+    """Write evidence of a server that died or does not respond into a new folder; returns that.
 
     Unreadable parts do not keep the rest from being written: ``incident.json`` lists them as missing.
+
+    Args:
+        folder: holds the new one.
+        reason: the observed failure.
+        status: its exit status, negative for a signal; `None` while it runs.
+        log: its log.
+        metrics: its last ``/metrics``, or empty.
+        argv: its command.
+        seconds: time that it ran.
     """
-    place = _fresh(folder)
-    cause = diagnose(incident.log, incident.status)
-    _write(place / "log-tail.txt", tail(incident.log, lines=_LINES))
-    missing = [] if incident.metrics else ["metrics.txt"]
-    if incident.metrics:
-        _write(place / "metrics.txt", incident.metrics)
+    number = 1
+    while (place := folder / f"incident-{number}").exists():
+        number += 1
+    place.mkdir(parents=True)
+    cause = diagnose(log, status)
+    _write(place / "log-tail.txt", tail(log, lines=_LINES))
+    missing = [] if metrics else ["metrics.txt"]
+    if metrics:
+        _write(place / "metrics.txt", metrics)
     for name, command in _PROGRAMS.items():
         if not _keep_output(place / name, command):
             missing.append(name)
@@ -209,26 +211,17 @@ def keep_evidence(folder: Path, incident: Incident) -> Path:
         except OSError:
             missing.append(f"{name}.txt")
     summary = {
-        "reason": incident.reason,
+        "reason": reason,
         "cause": cause.name,
         "because": cause.because,
-        "exit_status": incident.status,
-        "argv": incident.argv,
-        "seconds": round(incident.seconds, 3),
+        "exit_status": status,
+        "argv": argv,
+        "seconds": round(seconds, 3),
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "missing": missing,
     }
     _write(place / "incident.json", json.dumps(summary, indent=1) + "\n")
     return place
-
-
-def _fresh(folder: Path) -> Path:
-    for number in range(1, 10_000):
-        place = folder / f"incident-{number}"
-        with contextlib.suppress(FileExistsError):
-            place.mkdir(parents=True)
-            return place
-    raise FileExistsError(folder)
 
 
 def _keep_output(path: Path, command: tuple[str, ...]) -> bool:

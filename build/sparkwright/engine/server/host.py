@@ -17,6 +17,7 @@ from sparkwright.engine.observations import HostSample
 CARD_QUERY = "clocks.sm,power.draw,temperature.gpu,utilization.gpu,clocks.max.sm"
 """Fields of a sample, as ``nvidia-smi`` names them; `_SLOWED` follows where the driver knows it."""
 _SLOWED = "clocks_event_reasons.active"  # a driver that does not know it refuses the whole query
+_MIB = 1 << 20
 _PRESSURE = Path("/proc/pressure/memory")
 
 
@@ -37,18 +38,20 @@ async def sample_host(pid: int | None = None, card: str | None = None) -> HostSa
 
 
 def _sample(pid: int | None, card: str | None) -> HostSample:
+    import psutil
+
     with_reasons = card is not None or _reasons_known()
     answer = card if card is not None else ask_card(f"{CARD_QUERY},{_SLOWED}" if with_reasons else CARD_QUERY)
     clock, power, temperature, utilization, highest = numbers_of(answer, CARD_QUERY.count(",") + 1)
     return HostSample(
         at=time.perf_counter_ns(),
-        memory_available_mib=_memory_available_mib(),
+        memory_available_mib=psutil.virtual_memory().available / _MIB,
         server_rss_mib=-1 if pid is None else _resident_mib(pid),
         gpu_clock_mhz=clock,
         gpu_power_w=power,
         gpu_temperature_c=temperature,
         gpu_slowed_by=_mask(answer.rpartition(",")[2]) if with_reasons else -1,
-        swap_used_mib=_swap_used_mib(),
+        swap_used_mib=psutil.swap_memory().used / _MIB,
         memory_pressure=_memory_pressure(),
         gpu_utilization=utilization,
         gpu_clock_max_mhz=highest,
@@ -85,18 +88,6 @@ def _mask(cell: str) -> int:
         return -1
 
 
-def _memory_available_mib() -> float:
-    import psutil
-
-    return float(psutil.virtual_memory().available) / (1 << 20)
-
-
-def _swap_used_mib() -> float:
-    import psutil
-
-    return float(psutil.swap_memory().used) / (1 << 20)
-
-
 def _memory_pressure() -> float:
     """Return PSI's share of the last ten seconds in which some process waited; -1 where there is none."""
     try:
@@ -119,4 +110,4 @@ def _resident_mib(pid: int) -> float:
     for process in family:
         with contextlib.suppress(psutil.Error):  # ended since it was listed
             used += process.memory_info().rss
-    return used / (1 << 20)
+    return used / _MIB

@@ -31,7 +31,6 @@ from sparkwright.engine.server.bootlog import BootStages, error_lines, facts_fro
 from sparkwright.engine.server.compiling import FlashInferBuild
 from sparkwright.engine.server.failures import (
     Cause,
-    Incident,
     ServerFailedError,
     diagnose,
     excerpt,
@@ -239,15 +238,16 @@ class ServerProcess:
         async with self._keeping:  # the watch and the end of the block may both find it dead
             if self._kept is None:
                 running = self._running
-                incident = Incident(
-                    reason=reason,
+                self._kept = await asyncio.to_thread(
+                    keep_evidence,
+                    self.launch.folder,
+                    reason,
                     status=self.died,
                     log=self._read_log(),
                     metrics=self._metrics,
                     argv=self.launch.argv,
                     seconds=0.0 if running is None else time.monotonic() - running.started,
                 )
-                self._kept = await asyncio.to_thread(keep_evidence, self.launch.folder, incident)
                 emit("server.evidence", folder=str(self._kept), reason=reason)
             return self._kept
 

@@ -45,7 +45,6 @@ _INVALIDATES = {
     FailureKind.NO_COUNT: "brought no token count: neither usage nor token ids",
     FailureKind.COUNT: "brought a token count that contradicts itself",
     FailureKind.LENGTH: "brought another number of tokens than requested",
-    FailureKind.CANCELLED: "were stopped by this client",
 }
 """Failures that invalidate figures, though the server answered."""
 

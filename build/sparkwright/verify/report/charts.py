@@ -16,7 +16,7 @@ from sparkwright.base.text import clean
 from sparkwright.verify.checks.soak_rounds import elapsed
 from sparkwright.verify.compare import Spread
 from sparkwright.verify.journal import Run
-from sparkwright.verify.report.figures import LEVEL_COLUMNS, NOTHING, CellFigures, level_of, number
+from sparkwright.verify.report.figures import LEVEL_COLUMNS, NOTHING, CellFigures, Level, level_of, number
 
 # The narrowest page has room for a drawing of this width without scaling, so that its words stay readable.
 _WIDTH = 340.0
@@ -160,17 +160,14 @@ def _words(text: str) -> str:
 
 
 _LOADED = ("compare", "sweep")  # checks whose cells differ in concurrency alone
-_PANELS = {
-    "tokens/s": (0,),
-    "TTFT ms": (1, 2),
-    "TPOT ms": (3, 4),
-}  # places in `LEVEL_COLUMNS` after the first
+_PANELS = {  # fields of `Level`: solid, and dashed
+    "tokens/s": ("tok_s",),
+    "TTFT ms": ("ttft_p50_ms", "ttft_p95_ms"),
+    "TPOT ms": ("tpot_p50_ms", "tpot_p95_ms"),
+}
 _TAIL = 0.025  # of an interval, on each side
 _COURSES = ("TTFT ms", "TPOT ms", "server's memory, GiB", "available memory, GiB")
 _WINDOWS, _WINDOW_S = 40, 15.0  # of a soak: at the most, and what their length is a multiple of
-
-
-Figures = tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -213,11 +210,9 @@ def _load_chart(found: Sequence[CellFigures], speed: float) -> Iterator[Chart]:
         return
     figures = {
         (arm, level): {
-            place: _over_starts(
-                place, level, starts[level], [one[level] for one in arms.values() if level in one]
-            )
-            for places in _PANELS.values()
-            for place in places
+            name: _over_starts(name, starts[level], [one[level] for one in arms.values() if level in one])
+            for fields in _PANELS.values()
+            for name in fields
         }
         for arm, starts in arms.items()
         for level in starts
@@ -227,18 +222,14 @@ def _load_chart(found: Sequence[CellFigures], speed: float) -> Iterator[Chart]:
         Panel(
             title,
             [
-                Line(points, style, dashed=place != places[0])
-                for place in places
+                Line(points, style, dashed=name != fields[0])
+                for name in fields
                 for style, arm in enumerate(arms)
-                if (
-                    points := [
-                        of[place] for (one, _), of in figures.items() if one == arm and of[place].y > 0
-                    ]
-                )
+                if (points := [of[name] for (one, _), of in figures.items() if one == arm and of[name].y > 0])
             ],
             height=112.0,
         )
-        for title, places in _PANELS.items()
+        for title, fields in _PANELS.items()
     ]
     compared = any(len(one) > 1 for starts in arms.values() for one in starts.values())
     yield Chart(
@@ -259,7 +250,7 @@ def _load_chart(found: Sequence[CellFigures], speed: float) -> Iterator[Chart]:
     )
 
 
-def _by_arm(found: Sequence[CellFigures], speed: float) -> dict[str, dict[int, list[Figures]]]:
+def _by_arm(found: Sequence[CellFigures], speed: float) -> dict[str, dict[int, list[Level]]]:
     """Return the figures of the starts of each arm by concurrency, of as many arms as there are marks."""
     counting = [one for one in found if one.observation.counted and not one.trouble and one.concurrency > 0]
     made = {one.observation.cell.check for one in counting}
@@ -269,17 +260,17 @@ def _by_arm(found: Sequence[CellFigures], speed: float) -> dict[str, dict[int, l
         cell = one.observation.cell
         if cell.check == check:
             groups.setdefault((cell.arm, one.concurrency, cell.boot), []).append(one)
-    arms: dict[str, dict[int, list[Figures]]] = {"main": {}}
+    arms: dict[str, dict[int, list[Level]]] = {"main": {}}
     for (arm, level, _), of in sorted(groups.items(), key=lambda item: item[0][1:]):
-        arms.setdefault(arm, {}).setdefault(level, []).append(level_of(level, of, speed)[1:6])
+        arms.setdefault(arm, {}).setdefault(level, []).append(level_of(level, of, speed))
     return dict([(arm, starts) for arm, starts in arms.items() if starts][: len(MARKS)])
 
 
-def _over_starts(
-    place: int, level: int, own: Sequence[Figures], all_arms: Sequence[Sequence[Figures]]
-) -> Point:
-    """Return the geometric mean of a figure over starts, with its interval where there are several."""
-    logs, *others = ([math.log(one[place]) for one in of if one[place] > 0] for of in (own, *all_arms))
+def _over_starts(name: str, own: Sequence[Level], all_arms: Sequence[Sequence[Level]]) -> Point:
+    """Return the geometric mean of the figure *name* over starts, with its interval if there are several."""
+    known = ([getattr(one, name) for one in of if getattr(one, name) > 0] for of in (own, *all_arms))
+    logs, *others = (list(map(math.log, values)) for values in known)
+    level = own[0].concurrency
     if not logs:
         return Point(level, math.nan)
     width = Spread.of(others).width(_TAIL, len(logs)) if len(logs) > 1 else math.nan
