@@ -4,18 +4,38 @@ from __future__ import annotations
 
 import os
 import shutil
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
 
 from sparkwright.base.digests import sha256_bytes
-from sparkwright.base.errors import PublishError, StorageError, UploadError
-from sparkwright.publish.target import FolderTarget, checked_path
+from sparkwright.base.errors import LostRaceError, PublishError, StorageError, UploadError
+from sparkwright.publish.target import FolderTarget, Stored, checked_path
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> FolderTarget:
     return FolderTarget(tmp_path / "target")
+
+
+def test_of_two_writers_at_once_one_wins(target: FolderTarget) -> None:
+    tag, second = target.replace("p", b"0", expected=None), ThreadPoolExecutor(1)
+    written: list[Future[str]] = []
+
+    class Overtaken(FolderTarget):
+        def read(self, path: str) -> Stored | None:
+            """Let the other one write, if it may, between what is compared and what is written."""
+            found = super().read(path)
+            written.append(second.submit(target.replace, "p", b"2", expected=tag))
+            wait(written, timeout=0.2)
+            return found
+
+    with second:
+        assert Overtaken(target.folder).replace("p", b"1", expected=tag) == sha256_bytes(b"1")
+        with pytest.raises(LostRaceError):
+            written[0].result()
+    assert (target.folder / "p").read_bytes() == b"1"
 
 
 def test_a_folder_in_the_place_of_a_file_is_one_clear_error(target: FolderTarget) -> None:
