@@ -90,7 +90,8 @@ def test_one_answer_without_text_fails_and_is_named() -> None:
     observations[1] = with_text(observations[1], 3, "! " * 96)
     finding = judged(observations)[TEXT]
     assert finding.verdict == "fail"
-    assert finding.cause.startswith("loaded c=12: one token in 1 of 12 answers, first to ")
+    assert finding.cause.startswith("loaded c=12: 1 of 12 answers, first to ")
+    assert ": one token: " in finding.cause
 
 
 def with_facts(start: str, right: int) -> list[Observation]:

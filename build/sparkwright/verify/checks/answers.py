@@ -239,25 +239,15 @@ def own_gaps(observation: Observation) -> list[tuple[str, int, float]]:
 # Fixed places --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """More differences at one place than chance puts there."""
-
-    what: str
-    count: int
-    expected: float
-    p: float
-
-    def __str__(self) -> str:
-        return f"{self.count} answers part {self.what}, where chance would have {self.expected:.1f}"
-
-
-def find_cluster(observed: Sequence[Pairing], null: Sequence[Pairing]) -> Cluster | None:
+def find_cluster(observed: Sequence[Pairing], null: Sequence[Pairing]) -> str:
     """Return the clearest place at which answers differ more often than elsewhere, and than in the null.
 
     Tried are each position in the output, and each place within a block of the KV cache. If differences come
     at the same rate everywhere, their number at one place is about Poisson distributed; the chance is
     multiplied by the number of places. Each prompt counts once at a place, however often it was asked.
+
+    Returns:
+        Number of answers and place, in words; empty if there is none.
     """
     ways: tuple[tuple[Callable[[Difference], int], Callable[[int], str]], ...] = (
         (lambda difference: difference.position, lambda at: f"at output token {at}"),
@@ -266,29 +256,27 @@ def find_cluster(observed: Sequence[Pairing], null: Sequence[Pairing]) -> Cluste
             lambda at: f"at the same place in a KV block, {at} of {BLOCK}",
         ),
     )
-    clusters = []
+    clusters: list[tuple[float, str]] = []
+    exposed = [length for pairing in observed for length in pairing.lengths]
     for number, (key, name) in enumerate(ways):
         counts, others = _prompts_at(observed, key), _prompts_at(null, key)
-        exposed = [length for pairing in observed for length in pairing.lengths]
         total = sum(counts.values())
         for place, count in counts.items():
-            places = max(exposed) if number == 0 else BLOCK
-            expected = total * _share(place, exposed) if number == 0 else total / BLOCK
+            places, share = BLOCK, 1 / BLOCK
+            if number == 0:  # of all compared tokens, those that are at this position
+                places, share = max(exposed), sum(length > place for length in exposed) / sum(exposed)
+            expected = total * share
             p = min(1.0, places * _poisson_tail(count, expected))
             if count >= _LEAST_AT_ONE_PLACE and p < _CHANCE and others[place] < count / 2:
-                clusters.append(Cluster(name(place), count, expected, p))
-    return min(clusters, key=lambda cluster: cluster.p, default=None)
+                where = f"{count} answers part {name(place)}, where chance would have {expected:.1f}"
+                clusters.append((p, where))
+    return min(clusters, key=lambda cluster: cluster[0], default=(0.0, ""))[1]
 
 
 def _prompts_at(pairings: Sequence[Pairing], key: Callable[[Difference], int]) -> Counter[int]:
     """Return the number of prompts that differ at each place."""
     places = {(d.prompt, key(d)) for pairing in pairings for d in pairing.found}
     return Counter(place for _, place in places)
-
-
-def _share(position: int, lengths: Sequence[int]) -> float:
-    """Return the share of all compared tokens that are at *position*."""
-    return sum(length > position for length in lengths) / sum(lengths)
 
 
 def _poisson_tail(count: int, mean: float) -> float:

@@ -18,7 +18,7 @@ from sparkwright.base.config import Model, parse_toml
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation
-from sparkwright.recipes.evidence import ReferenceFigures, load_references
+from sparkwright.recipes.evidence import load_references
 from sparkwright.verify.check import PROFILES, Context
 from sparkwright.verify.checks import sweep
 from sparkwright.verify.checks.common import Check, conclude
@@ -78,30 +78,6 @@ def load_bands() -> _BandsFile:
     return parse_toml(data, _BandsFile, newest_format=_FORMAT, name="bands.toml")
 
 
-@functools.cache
-def _bands() -> tuple[Band, ...]:
-    """Return the bands that ship, and those that published figures of recipes give.
-
-    Without speculation a single request's rate does not depend on what it asks, so that one figure holds for
-    every category. Only figures of grade A are worth comparing with.
-    """
-    known = load_references().values()
-    plain = [one for one in known if one.grade == "A" and not one.speculative and "c=1" in one.values]
-    return (*load_bands().band, *map(_plain_band, plain))
-
-
-def _plain_band(figures: ReferenceFigures) -> Band:
-    rate = Reference(decode=figures.values["c=1"])
-    return Band(
-        key=figures.key,
-        title=f"{figures.model}, {figures.settings}",
-        grade=figures.grade,
-        source=figures.source,
-        k=0,
-        categories=dict.fromkeys(PROFILES["full"].categories, rate),
-    )
-
-
 def capacity_of(key: str) -> float:
     """Return the tokens per GiB of an FP8 KV cache for the body of the band *key*; 0 if unknown."""
     body = key.partition("/")[0]
@@ -126,7 +102,18 @@ CHECK = Check("bands", cells, judge)
 
 
 def _compared_bands(context: Context) -> list[Band]:
-    return [band for band in _bands() if band.key == context.band and band.categories]
+    """Return the bands with figures for what is served, or the published rate of its recipe.
+
+    Without speculation a single request's rate does not depend on what it asks, so that one figure holds for
+    every category. Only figures of grade A are worth comparing with.
+    """
+    bands = [band for band in load_bands().band if band.key == context.band and band.categories]
+    told = load_references().get(context.band)
+    if told is not None and told.grade == "A" and not told.speculative and "c=1" in told.values:
+        rates = dict.fromkeys(PROFILES["full"].categories, Reference(decode=told.values["c=1"]))
+        title = f"{told.model}, {told.settings}"
+        bands.append(Band(told.key, title, told.grade, told.source, k=0, categories=rates))
+    return bands
 
 
 def _compared(seen: CheckedCells, grid: Sequence[tuple[Observation, Figures]], context: Context) -> Finding:

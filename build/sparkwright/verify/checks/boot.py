@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from sparkwright.engine.cell import WATCHED, Cell
@@ -77,43 +76,35 @@ CHECK = Check("boot", cells, judge)
 # Rules over each start -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Rule:
-    """A rule that every start keeps.
+_Rule = tuple[str, Callable[[BootFacts], Reason | None], str, Callable[[BootFacts], Values]]
+"""A rule that every start keeps: key, what is against a start, the cause of a pass, and what it rests on.
 
-    Attributes:
-        broken: returns the reason against the facts of a start; a warning, if its verdict is a pass.
-        shown: returns the facts that it rests on, by their name; those of starts that lack one are left out.
-    """
-
-    key: str
-    broken: Callable[[BootFacts], Reason | None]
-    passed: str
-    shown: Callable[[BootFacts], Values]
+What is against a start is a warning if its verdict is a pass. Facts that a start lacks are left out.
+"""
 
 
 def _ruled(seen: CheckedCells, boots: _Boots, rule: _Rule) -> Finding:
+    key, broken, passed, shown = rule
     against: list[Reason] = []
     warnings: list[str] = []
     for name, facts in boots.items():
-        if (found := rule.broken(facts)) is not None:
+        if (found := broken(facts)) is not None:
             verdict, cause = found
             if verdict is Verdict.PASS:
                 warnings.append(f"{name}: {cause}")
             else:
                 against.append((verdict, f"{name}: {cause}"))
-    passed = rule.passed
-    if rule.broken is _kernels_of:
+    if broken is _kernels_of:
         passed = "; ".join(f"{name}: {_kernels_shown(facts)}" for name, facts in boots.items())
     return conclude(
         seen.on_facts(),
-        rule.key,
+        key,
         against=against,
         passed=passed or "no start",
         measured={
             f"{name} {what}".strip(): value
             for name, facts in boots.items()
-            for what, value in rule.shown(facts).items()
+            for what, value in shown(facts).items()
         },
         warnings=warnings,
         needs=(LOG, GPU),
@@ -203,14 +194,14 @@ def _known(**values: float | str) -> Values:
     }
 
 
-_RULES = (
-    _Rule(
+_RULES: tuple[_Rule, ...] = (
+    (
         "boot.estimate",
         _estimate_of,
         "no estimate is negative",
         lambda facts: {} if facts.graph_gib is None else {"estimate GiB": facts.graph_gib},
     ),
-    _Rule(
+    (
         "boot.budget",
         _budget_of,
         "every start stays within its budget",
@@ -221,13 +212,13 @@ _RULES = (
             utilization=facts.utilization,
         ),
     ),
-    _Rule(
+    (
         "boot.captures",
         _captures_of,
         "every size that must be a multiple is one",
         lambda facts: _known(graph_mode=facts.graph_mode, sizes=" ".join(map(str, facts.capture_sizes))),
     ),
-    _Rule(
+    (
         "boot.kernels",
         _kernels_of,
         "",

@@ -6,15 +6,15 @@ knows nearly all of them, and one whose tokens are wrong next to none.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
-from sparkwright.engine.observations import Observation, Sample
+from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import CHAT, Check, Values, answered, conclude
 from sparkwright.verify.checks.figures import acceptance
-from sparkwright.verify.checks.flaws import Flaw, excerpt, flaw
+from sparkwright.verify.checks.flaws import against_each, answers_in, excerpt, text_flaw
 from sparkwright.verify.checks.triage import CheckedCells, Reason, describe
 from sparkwright.verify.corpus import FACTS, holds
 
@@ -49,26 +49,26 @@ def cells(context: Context, _: Mapping[str, Observation]) -> Iterator[Cell]:
 def judge(context: Context, everything: CheckedCells) -> list[Finding]:
     """Return a finding on broken answers, one on loops and one on known facts."""
     seen = everything.where(lambda cell: not _asks_facts(cell))
-    flaws = [(o, sample, _flaw(sample)) for o in seen.sound for sample in o.counted]
-    bad = [(o, sample, found) for o, sample, found in flaws if found and found.kind != "repetition"]
-    loops = [(o, sample, found) for o, sample, found in flaws if found and found.kind == "repetition"]
+    loops = [
+        (sample, loop) for o in seen.sound for sample in o.counted if (loop := text_flaw(sample, loops=True))
+    ]
     known = {o.cell.name: found for o in seen.sound if (found := acceptance(o)) is not None}
-    looping = _against(loops) if len(loops) > max(1, REPEATING * len(flaws)) else []
+    many = len(loops) > max(1, REPEATING * answers_in(seen))
     return [
         conclude(
             seen,
             "coherence.text",
-            against=_against(bad),
-            passed=f"{len(flaws)} answers are text",
+            against=against_each(seen, lambda _, sample: text_flaw(sample)),
+            passed=f"{answers_in(seen)} answers are text",
             measured={f"{name} MAL with natural ends": round(a.mal, 3) for name, a in known.items()},
             warnings=seen.notes,
         ),
         conclude(
             seen,
             "coherence.loops",
-            against=looping,
-            passed=f"{len(loops)} of {len(flaws)} answers loop",
-            warnings=[] if looping else [f"{sample.prompt}: {found.shown}" for _, sample, found in loops],
+            against=against_each(seen, lambda _, sample: text_flaw(sample, loops=True)) if many else [],
+            passed=f"{len(loops)} of {answers_in(seen)} answers loop",
+            warnings=[] if many else [f"{sample.prompt}: {loop}" for sample, loop in loops],
             lenient=True,
         ),
         _facts(context, everything.where(_asks_facts)),
@@ -99,22 +99,3 @@ def _facts(context: Context, seen: CheckedCells) -> Finding:
     return conclude(
         seen, "coherence.facts", against=against, passed=context.judged(passed), measured=measured
     )
-
-
-def _flaw(sample: Sample) -> Flaw | None:
-    if any(chunk.kind == "tool" for chunk in sample.chunks):
-        return None  # arguments are no prose
-    return flaw(sample.text, sample.token_ids, sample.output_tokens)
-
-
-def _against(flawed: Sequence[tuple[Observation, Sample, Flaw]]) -> list[Reason]:
-    """Return flaws by cell and kind, with the first answer that has each."""
-    groups: dict[tuple[str, str], list[tuple[Observation, Sample, Flaw]]] = {}
-    for one in flawed:
-        groups.setdefault((describe(one[0].cell), one[2].kind), []).append(one)
-    against = []
-    for (where, kind), group in groups.items():
-        observation, sample, first = group[0]
-        shown = f"{where}: {kind} in {len(group)} of {len(observation.counted)} answers"
-        against.append((Verdict.FAIL, f"{shown}, first to {sample.prompt}: {first.shown}"))
-    return against

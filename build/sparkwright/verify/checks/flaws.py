@@ -63,11 +63,18 @@ def flaw(text: str, token_ids: Sequence[int] = (), tokens: int = 0) -> Flaw | No
     return _one_token(units, text) or _garbage(text) or _repetition(units, text)
 
 
+def text_flaw(sample: Sample, *, loops: bool = False) -> str:
+    """Return the flaw of an answer's text, loops or any other; empty if there is none."""
+    if any(chunk.kind == "tool" for chunk in sample.chunks):
+        return ""  # arguments are no prose
+    found = flaw(sample.text, sample.token_ids, sample.output_tokens)
+    return f"{found.kind}: {found.shown}" if found and (found.kind == "repetition") is loops else ""
+
+
 def prose_flaw(sample: Sample) -> str:
     """Return the flaw of an answer that is text without marks; loops are none. Empty if there is none."""
-    found = flaw(sample.text, sample.token_ids, sample.output_tokens)
     return (
-        (f"{found.kind}: {found.shown}" if found and found.kind != "repetition" else "")
+        text_flaw(sample)
         or role_mark(sample.answer)
         or reasoning_mark(sample.answer)
         or broken_characters(sample.text, cut=sample.finish_reason == "length")

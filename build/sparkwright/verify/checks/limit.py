@@ -147,7 +147,12 @@ def _full(context: Context, seen: CheckedCells, size: _Size | None) -> Finding:
         against.append((Verdict.INVALID, "the server counts no more tokens for a longer prompt"))
     sure = not any(_wrong(o) for o in seen.sound if o.cell.tags["kind"] == "short")
     for observation in seen.sound:
-        against += _cut(observation, size) if size is not None else []
+        if size is not None:
+            planned = size.tokens(int(observation.cell.tags["blocks"]))
+            read = min(sample.prompt_tokens for sample in observation.counted)
+            if read < planned - size.spare:
+                shown = f"{observation.cell.name}: {read} tokens of a prompt of {planned} were read"
+                against.append((Verdict.FAIL, f"{shown}: the server cuts it"))
         if observation.cell.tags["kind"] != "short" and not context.made_up:
             against += _misread(observation, sure=sure)
     longest = max((o.counted[0].prompt_tokens for o in seen.sound), default=0)
@@ -159,16 +164,6 @@ def _full(context: Context, seen: CheckedCells, size: _Size | None) -> Finding:
         measured={"longest prompt": longest, "longest request": context.main.max_model_len},
         warnings=seen.notes,
     )
-
-
-def _cut(observation: Observation, size: _Size) -> list[Reason]:
-    """Return the reason if the server read fewer tokens than were sent."""
-    planned = size.tokens(int(observation.cell.tags["blocks"]))
-    read = min(sample.prompt_tokens for sample in observation.counted)
-    if read >= planned - size.spare:
-        return []
-    shown = f"{observation.cell.name}: {read} tokens of a prompt of {planned} were read"
-    return [(Verdict.FAIL, f"{shown}: the server cuts it")]
 
 
 def _misread(observation: Observation, *, sure: bool) -> list[Reason]:
@@ -193,20 +188,16 @@ def _longer(seen: CheckedCells, size: _Size | None) -> Finding:
     if size is None:
         shown = "no prompt is known to be too long: short ones were not counted"
         against.append((Verdict.INCONCLUSIVE, shown))
-    else:
-        for observation in seen.sound:
-            against += _answered(observation, size)
+    for observation in seen.sound:
+        if size is not None and observation.counted:
+            planned, read = (
+                size.tokens(int(observation.cell.tags["blocks"])),
+                observation.counted[0].prompt_tokens,
+            )
+            shown = f"a prompt of {planned} tokens is answered instead of refused, and {size.limit} are the"
+            shown += " longest request"
+            if read < planned:
+                shown += f": the server takes {read} of them and says nothing"
+            against.append((Verdict.FAIL, shown))
     passed = f"{sum(len(o.refused) for o in seen.sound)} requests were refused"
     return conclude(seen, "limit.longer", against=against, passed=passed)
-
-
-def _answered(observation: Observation, size: _Size) -> list[Reason]:
-    """Return the reason if a prompt that is too long was answered."""
-    if not observation.counted:
-        return []
-    planned, read = size.tokens(int(observation.cell.tags["blocks"])), observation.counted[0].prompt_tokens
-    shown = f"a prompt of {planned} tokens is answered instead of refused, and {size.limit} are the longest"
-    shown += " request"
-    if read < planned:
-        shown += f": the server takes {read} of them and says nothing"
-    return [(Verdict.FAIL, shown)]

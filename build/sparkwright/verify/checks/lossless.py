@@ -194,7 +194,7 @@ def _too_many(found: Agreement, tie: float) -> list[Reason]:
 
 def _places(answers: CheckedCells, found: Agreement, against: list[Reason]) -> Finding:
     observed = [pairing for _, pairing in found.pairings]
-    if not against and (cluster := find_cluster(observed, found.null)) is not None:
+    if not against and (cluster := find_cluster(observed, found.null)):
         against = [(Verdict.FAIL, f"speculation is lossy at a fixed place: {cluster}")]
     return conclude(
         answers,

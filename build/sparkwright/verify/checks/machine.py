@@ -100,19 +100,13 @@ def describe_card(samples: Sequence[HostSample]) -> str:
 
 def without_disturbed(seen: CheckedCells) -> CheckedCells:
     """Return *seen* with cells of a disturbed machine as trouble: their times are not compared."""
-    found = {o.cell.key: disturbances(o) for o in seen.sound}
-    return dataclasses.replace(
-        seen,
-        sound=tuple(o for o in seen.sound if not found[o.cell.key]),
-        troubles=(
-            *seen.troubles,
-            *(
-                Trouble(Verdict.INCONCLUSIVE, f"not compared: {told}", o.cell.key)
-                for o in seen.sound
-                for told in told_of(o)[:1]
-            ),
-        ),
-    )
+    found = [
+        Trouble(Verdict.INCONCLUSIVE, f"not compared: {told}", o.cell.key)
+        for o in seen.sound
+        for told in told_of(o)[:1]
+    ]
+    sound = tuple(o for o in seen.sound if not disturbances(o))
+    return dataclasses.replace(seen, sound=sound, troubles=(*seen.troubles, *found))
 
 
 def told_of(observation: Observation) -> tuple[str, ...]:
@@ -126,12 +120,9 @@ def _slowed(host: Sequence[HostSample]) -> str:
     name, most = max(held.items(), key=lambda item: item[1])
     if not masks or most < max(1, SHARE * len(masks)):
         return ""
-    return f"clocks were lowered ({name}) in {most} of {len(masks)} samples{_hottest(host)}"
-
-
-def _hottest(host: Sequence[HostSample]) -> str:
     hottest = max(sample.gpu_temperature_c for sample in host)
-    return f", at up to {hottest:.0f} °C" if hottest >= 0 else ""
+    shown = f"clocks were lowered ({name}) in {most} of {len(masks)} samples"
+    return shown + (f", at up to {hottest:.0f} °C" if hottest >= 0 else "")
 
 
 def _swapped(host: Sequence[HostSample]) -> str:
@@ -152,22 +143,14 @@ def _pressed(host: Sequence[HostSample]) -> str:
 
 
 def state_findings(seen: CheckedCells, speed: float) -> list[Finding]:
-    """Return the findings on the slow state of the card, and on an engine that is wedged.
+    """Return the findings on clocks of the card under load, where they are known, and on a wedged engine.
 
     *speed* is the server's seconds in one of the client's.
     """
-    return [*clocks_findings(seen, speed), progress_finding(seen, speed)]
-
-
-# The slow state ------------------------------------------------------------------------------------------
-
-
-def clocks_findings(seen: CheckedCells, speed: float) -> list[Finding]:
-    """Return the finding on clocks of the card under load; none where they are not known."""
     made = seen.made
     samples = [(one, sample) for one in made for sample in under_load(one.host)]
     if not samples:
-        return []
+        return [progress_finding(seen, speed)]
     stuck = [one for one in made if slow_state(one.host)]
     shown = describe_card([sample for _, sample in samples])
     found = conclude(
@@ -180,7 +163,8 @@ def clocks_findings(seen: CheckedCells, speed: float) -> list[Finding]:
             "in the slow state": sum(is_low(sample) for _, sample in samples),
         },
     )
-    return [msgspec.structs.replace(found, evidence=tuple(one.cell.key for one in stuck or made))]
+    found = msgspec.structs.replace(found, evidence=tuple(one.cell.key for one in stuck or made))
+    return [found, progress_finding(seen, speed)]
 
 
 def _slow_cause(made: Sequence[Observation], stuck: Sequence[Observation], speed: float) -> str:

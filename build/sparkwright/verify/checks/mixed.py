@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 
@@ -108,16 +107,11 @@ def _decoders(observation: Observation) -> list[Sample]:
 # Gaps ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Waits:
-    """Waits of decoding requests while prompts are prefilled, in seconds of the server's clock."""
+def _waits(observation: Observation, speed: float) -> tuple[float, list[float], int]:
+    """Return the time of prefill, the longest wait of each decoding request in it, and their chunks.
 
-    span: float
-    longest: tuple[float, ...]
-    chunks: int
-
-
-def _waits(observation: Observation, speed: float) -> _Waits:
+    Times are in seconds of the server's clock.
+    """
     long = [sample for sample in observation.counted if not sample.prompt.startswith("count ")]
     begin, end = min(sample.started for sample in long), max(sample.first for sample in long)
     longest, chunks = [], 0
@@ -127,7 +121,7 @@ def _waits(observation: Observation, speed: float) -> _Waits:
         times = [chunk.at for chunk in sample.chunks]
         longest.append(max(min(b, end) - max(a, begin) for a, b in pairwise(times)) / 1e9 * speed)
         chunks += sum(begin < at <= end for at in times)
-    return _Waits((end - begin) / 1e9 * speed, tuple(longest), chunks)
+    return (end - begin) / 1e9 * speed, longest, chunks
 
 
 def _gaps(
@@ -138,15 +132,14 @@ def _gaps(
     if alone is not None and beside is not None:
         gap = event_gap_ms(alone.counted)  # the mean, since one read may return several
         usual = gap / 1e3 * context.profile.speed if math.isfinite(gap) else 0.0
-        waits = _waits(beside, context.profile.speed)
-        worst = max(waits.longest, default=0.0)
+        span, longest, chunks = _waits(beside, context.profile.speed)
         measured = {
-            "seconds of prefill": round(waits.span, 3),
-            "longest gap s": round(worst, 3),
+            "seconds of prefill": round(span, 3),
+            "longest gap s": round(max(longest, default=0.0), 3),
             "usual gap alone s": round(usual, 4),
-            "chunks meanwhile": waits.chunks,
+            "chunks meanwhile": chunks,
         }
-        against = _stalled(waits, usual)
+        against = _stalled(span, longest, usual)
     return conclude(
         seen,
         "mixed.gaps",
@@ -159,15 +152,15 @@ def _gaps(
     )
 
 
-def _stalled(waits: _Waits, usual: float) -> list[Reason]:
-    """Return the reasons against these waits."""
-    if not waits.longest:
+def _stalled(span: float, longest: Sequence[float], usual: float) -> list[Reason]:
+    """Return the reasons against the *longest* waits in the *span* of prefill."""
+    if not longest:
         return [(Verdict.INCONCLUSIVE, "no request decoded when the first long prompt came")]
-    if waits.span > FEW_GAPS * usual and min(waits.longest) > STARVED * waits.span:
-        shown = f"{len(waits.longest)} requests got no token while prompts were prefilled, for"
-        return [(Verdict.FAIL, f"{shown} {min(waits.longest):.1f} of {waits.span:.1f} s: decoding starves")]
-    if max(waits.longest) > STALL_S:
-        shown = f"a request waited {max(waits.longest):.1f} s for a token while prompts were prefilled"
+    if span > FEW_GAPS * usual and min(longest) > STARVED * span:
+        shown = f"{len(longest)} requests got no token while prompts were prefilled, for"
+        return [(Verdict.FAIL, f"{shown} {min(longest):.1f} of {span:.1f} s: decoding starves")]
+    if max(longest) > STALL_S:
+        shown = f"a request waited {max(longest):.1f} s for a token while prompts were prefilled"
         return [(Verdict.FAIL, f"{shown}; lower max-num-batched-tokens")]
     return []
 

@@ -146,9 +146,11 @@ def _holds(seen: CheckedCells, probes: Probes, context: Context, unfit: list[Rea
     against = unfit or (drafter(context.main, seen.sound) if seen.sound else [])
     measured: Values = {}
     fallen: list[tuple[float, str]] = []
+    last = {"cold": 1.0, "cached": 1.0}
     for kind, probe, of_first in probes.over_first() if not unfit else ():
         name = f"{kind} probes at {clock(probe.at_s)}"
         measured[f"{name} over the first"] = round(of_first.value, 3)
+        last[kind] = of_first.value
         if of_first.high < HOLD:
             fallen.append((probe.at_s, f"{name} have {of_first} of the accepted tokens of the first"))
     if fallen:
@@ -160,15 +162,12 @@ def _holds(seen: CheckedCells, probes: Probes, context: Context, unfit: list[Rea
         seen,
         "soak.holds",
         against=against,
-        passed=f"the same questions are drafted for at the end as at the beginning ({_last_figures(probes)})",
+        passed="the same questions are drafted for at the end as at the beginning"
+        f" ({', '.join(f'{kind} {value:.2f}' for kind, value in last.items())})",
         measured=measured,
         lenient=True,
         needs=(SPECULATION,),
     )
-
-
-def _last_figures(probes: Probes) -> str:
-    return ", ".join(f"{kind} {value:.2f}" for kind, value in probes.last_over_first().items())
 
 
 def _cached(seen: CheckedCells, probes: Probes, unfit: list[Reason]) -> Finding:

@@ -164,11 +164,6 @@ class Probes:
                     found.append((kind, probe, ratio))
         return found
 
-    def last_over_first(self) -> dict[str, float]:
-        """Return the last probe over the first one, by kind."""
-        last = {kind: ratio.value for kind, _, ratio in self.over_first()}
-        return last or dict.fromkeys(("cold", "cached"), 1.0)
-
     def steady_pairs(self) -> list[tuple[Probe, Probe]]:
         """Return cold and cached probes of each round in which cold ones are as good as they were at first.
 

@@ -247,10 +247,6 @@ class Log:
         handler = logging.StreamHandler() if path is None else logging.FileHandler(path, encoding="utf-8")
         self._logger.addHandler(handler)
 
-    def line(self, line: LogLine) -> None:
-        """Write one of vLLM's lines."""
-        self.write(line.text, where=line.where, level=line.level, engine=line.engine)
-
     def write(self, text: str, *, where: str, level: str = "INFO", engine: bool = False) -> None:
         """Write a line of the API server's process, or of the engine's; without a place, only its text."""
         process = f"EngineCore pid={self.engine_pid}" if engine else f"APIServer pid={self.server_pid}"

@@ -23,11 +23,7 @@ from sparkwright.engine.client.endpoint import Endpoint
 from sparkwright.verify.simulator.faults import parse_faults
 from sparkwright.verify.simulator.machine import Clock, Driver, Log, boot_lines, failing_lines
 from sparkwright.verify.simulator.server import CHILD, listening
-from sparkwright.verify.simulator.settings import (
-    Settings,
-    StepCosts,
-    fit_max_model_len,
-)
+from sparkwright.verify.simulator.settings import Settings, StepCosts, fit_max_model_len
 from sparkwright.verify.simulator.stream import RequestTrace, TraceFile
 
 _BOOT_S = 60.0
@@ -107,10 +103,10 @@ async def _boot(settings: Settings, clock: Clock, log: Log) -> bool:
     for index, line in enumerate(lines):
         if index == len(lines) // 2 and "boot-killed" in settings.faults:
             os.kill(os.getpid(), signal.SIGKILL)
-        log.line(line)
+        log.write(**line._asdict())
         await clock.sleep(seconds / len(lines))
     for line in failing:
-        log.line(line)
+        log.write(**line._asdict())
     return not failing
 
 

@@ -10,7 +10,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Final
 
 from sparkwright.engine.client.payload import COLOURS, draw_colour
@@ -31,6 +30,7 @@ from sparkwright.verify.simulator.settings import Settings
 _EACH: Final = re.compile(r"\bfor each of [^:]*: (?P<items>[^.?]+)[.?]")
 _QUOTED: Final = re.compile(r"“([^”]+)”")
 _NUMBER: Final = re.compile(r"-?\d+")
+_PICTURES: Final = {draw_colour(name): name for name in COLOURS}  # that the client draws
 CALLS: Final = "\n"  # between the arguments of calls; JSON without line breaks has none
 _CUT: Final = 2  # characters that the fault of truncated arguments takes off
 
@@ -57,18 +57,6 @@ def images_of(message: Mapping[str, Any]) -> tuple[str, ...]:
     if isinstance(content, str):
         return ()
     return tuple(part["image_url"]["url"] for part in content if part.get("type") == "image_url")
-
-
-@cache
-def _pictures() -> Mapping[str, str]:
-    """Return the colours of the pictures that the client draws, by their addresses."""
-    return {draw_colour(name): name for name in COLOURS}
-
-
-def schema_of(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the JSON schema that a request demands; empty if it demands none."""
-    wanted = body.get("response_format") or {}
-    return dict(wanted["json_schema"]["schema"]) if wanted.get("type") == "json_schema" else {}
 
 
 def plan_calls(
@@ -213,8 +201,7 @@ def _read(body: Mapping[str, Any], settings: Settings, named: str, *, chat: bool
         )
     options = body.get("stream_options") or {}
     usage = bool(options.get("include_usage"))
-    temperature = body.get("temperature")
-    seed = body.get("seed")
+    temperature, seed, wanted = body.get("temperature"), body.get("seed"), body.get("response_format") or {}
     temperature = 1.0 if temperature is None else float(temperature)
     if not math.isfinite(temperature) or temperature < 0:
         raise ApiError(400, "BadRequestError", f"temperature must be non-negative, got {temperature}.")
@@ -235,7 +222,7 @@ def _read(body: Mapping[str, Any], settings: Settings, named: str, *, chat: bool
         seed=0 if seed is None else int(seed),
         named=named,
         question=question,
-        schema=schema_of(body) if chat else {},
+        schema=dict(wanted["json_schema"]["schema"]) if chat and wanted.get("type") == "json_schema" else {},
         calls=_calls(body, settings, question) if chat else (),
         images=_images(body, settings) if chat else (),
         thinking_budget=_budget(body, settings) if chat else None,
@@ -324,17 +311,9 @@ def _prompt(body: Mapping[str, Any], settings: Settings, *, chat: bool) -> tuple
 
 
 _REPEATED: Final = re.compile(r"\bRepeat [^:]*: “(?P<text>[^”]+)”")
-
-
 _COUNTED: Final = re.compile(r"\bnumbers from (\d+) to (\d+)")
-
-
 PLAIN: Final = " The river follows the old road."
-
-
 _THOUGHTS: Final = (" the quiet river follows the old road.", " every narrow bridge crosses this valley.")
-
-
 _FEWEST_THOUGHTS, _MORE_THOUGHTS = 8, 4  # sentences
 
 
@@ -346,7 +325,7 @@ def script_of(params: RequestParams, faults: Faults) -> str:
         return json.dumps(instance(params.schema, params.question), ensure_ascii=False)
     repeated, counted = _REPEATED.search(params.question), _COUNTED.search(params.question)
     if params.images and "image-ignored" not in faults:
-        answer = f" It is {_pictures().get(params.images[-1], 'strange')}."
+        answer = f" It is {_PICTURES.get(params.images[-1], 'strange')}."
     elif counted:
         answer = " " + ", ".join(map(str, range(int(counted[1]), int(counted[2]) + 1)))
     else:

@@ -71,17 +71,9 @@ class ResponseBuilder:
         """Return the events before the first token: a chat's role."""
         if not self.params.chat:
             return []
-        event = self.event(
-            [
-                {
-                    "index": 0,
-                    "delta": {"role": "assistant", "content": ""},
-                    "logprobs": None,
-                    "finish_reason": None,
-                }
-            ],
-            self._running(),
-        )
+        role = {"role": "assistant", "content": ""}
+        choice = {"index": 0, "delta": role, "logprobs": None, "finish_reason": None}
+        event = self.event([choice], self._running())
         if self._with_ids:
             event["prompt_token_ids"] = list(self.params.tokens)
         return [event]
@@ -145,7 +137,10 @@ class ResponseBuilder:
 
     def _text(self, tokens: Sequence[int]) -> str:
         text = text_of(tokens)
-        return broken(text) if "replacement-characters" in self.settings.faults else text
+        if "replacement-characters" not in self.settings.faults:
+            return text
+        # As detokenized byte by byte.
+        return "".join(char if char.isascii() else "\ufffd" * len(char.encode()) for char in text)
 
     def _message(self, tokens: Sequence[int]) -> dict[str, Any]:
         """Return the fields of a chat's text: reasoning first, the rest of *tokens* after it."""
@@ -224,11 +219,6 @@ class ResponseBuilder:
                 for choice in choices
             ]
         }
-
-
-def broken(text: str) -> str:
-    """Return *text* as detokenized byte by byte: each byte of a longer character is a U+FFFD."""
-    return "".join(char if char.isascii() else "\ufffd" * len(char.encode()) for char in text)
 
 
 class CallWriter:

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,12 +60,8 @@ class SimulatedServer:
                 web.get("/health", self._health),
                 web.get(CARD_PAGE, self._card),
                 web.get("/v1/models", self._models),
-                web.post("/v1/chat/completions", self._chat),
-            ]
-        )
-        application.add_routes(
-            [
-                web.post("/v1/completions", self._completions),
+                web.post("/v1/chat/completions", partial(self._generate, chat=True)),
+                web.post("/v1/completions", partial(self._generate, chat=False)),
                 web.post("/tokenize", self._tokenize),
                 web.get("/version", self._version),
             ]
@@ -98,12 +95,6 @@ class SimulatedServer:
         return hmac.compare_digest(http.headers.get("Authorization", "").encode(), f"Bearer {key}".encode())
 
     # Generation ------------------------------------------------------------------------------------------
-
-    async def _completions(self, http: web.Request) -> web.StreamResponse:
-        return await self._generate(http, chat=False)
-
-    async def _chat(self, http: web.Request) -> web.StreamResponse:
-        return await self._generate(http, chat=True)
 
     async def _generate(self, http: web.Request, *, chat: bool) -> web.StreamResponse:
         accepted_ns = time.perf_counter_ns()

@@ -25,7 +25,6 @@ from sparkwright.verify.simulator.faults import Faults
 from sparkwright.verify.simulator.machine import DEAD, Driver
 from sparkwright.verify.simulator.params import ApiError, RequestParams, make_request
 from sparkwright.verify.simulator.response import ResponseBuilder
-from sparkwright.verify.simulator.settings import Settings
 
 
 @dataclass
@@ -170,13 +169,8 @@ class EventStream:
         if self._cut == "cut-json":
             await self._write(self._framed(data[: len(data) // 2]) + self._framed(_DONE))
         elif self._cut == "error-in-band":
-            error = {
-                "message": "Internal server error",
-                "type": "InternalServerError",
-                "param": None,
-                "code": 500,
-            }
-            await self._write(self._framed(msgspec.json.encode({"error": error})) + self._framed(_DONE))
+            error = ApiError(500, "InternalServerError", "Internal server error").body()
+            await self._write(self._framed(msgspec.json.encode(error)) + self._framed(_DONE))
         elif self._cut == "stall":
             await asyncio.Event().wait()  # until the client gives up
         elif self._cut != "cut-fin":
@@ -195,15 +189,12 @@ class EventStream:
 
 _HEAD: Final = 80
 _STREAM: Final = {"Content-Type": "text/event-stream; charset=utf-8"}
-
-
-def _delta_kind(settings: Settings) -> str:
-    faults = settings.faults
-    if "reasoning-only" in faults:
-        return "reasoning"
-    if "reasoning-content" in faults:
-        return "reasoning_content"
-    return "tool" if "tool-calls" in faults else "content"
+_FIELDS: Final = {
+    "reasoning-only": "reasoning",
+    "reasoning-content": "reasoning_content",
+    "tool-calls": "tool",
+}
+"""Fields that faults put the text of a chat into."""
 
 
 class Generation:
@@ -233,7 +224,7 @@ class Generation:
             driver.settings,
             int(driver.clock.wall()),
             ids=not silent and "usage-at-end" not in faults,
-            delta_kind=_delta_kind(driver.settings),
+            delta_kind=next((name for fault, name in _FIELDS.items() if fault in faults), "content"),
         )
 
     async def serve(self, http: web.Request) -> web.StreamResponse:
