@@ -222,7 +222,7 @@ def _benchy_home(job: PeerJob) -> dict[str, str]:
     """Return a home folder in whose cache the program finds its book, since it would fetch it otherwise."""
     import hashlib
 
-    from sparkwright.verify.corpus.collection import write_notes
+    from sparkwright.verify.corpus import write_notes
 
     cache = job.folder / ".cache" / "llama-benchy"
     cache.mkdir(parents=True, exist_ok=True)

@@ -6,8 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from sparkwright.verify.corpus import CATEGORIES, holds, load_corpus
-from sparkwright.verify.corpus.collection import WORDS_PER_TOKEN, write_document
+from sparkwright.verify.corpus import CATEGORIES, WORDS_PER_TOKEN, holds, load_corpus, write_document
 
 NAMES = {
     "comb": math.comb,

@@ -1,19 +1,22 @@
-"""Losslessness fails on tokens that rounding does not explain, and lets near ties fall as they like."""
+"""Greedy answers of two servers: near ties may fall as they like, what rounding does not explain fails."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
+import math
+import random
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from talker_kit import Talker
-from verify_kit import SEEDS, by_name, context, costly, every, failing, profile, verdicts
+from verify_kit import SEEDS, all_but_one, by_name, context, costly, every, failing, profile, verdicts
 
-from sparkwright.engine.findings import Verdict
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import FailureKind, Observation, Sample, TokenLogprobs
 from sparkwright.verify.checks import ALL
-from sparkwright.verify.checks.answers import Difference, Pairing, find_cluster, own_gaps, pair
+from sparkwright.verify.checks.answers import Difference, Pairing, find_cluster, kl_bound, own_gaps, pair
 from sparkwright.verify.corpus import load_corpus
 
 NEAR = "differences from plain decoding are near ties"
@@ -25,7 +28,7 @@ FEW = costly(SEEDS[::5], quick=1)
 
 def to(**changes: Any) -> Any:
     sizes = profile(**{"lossless_prompts": 48, "categories": ("code", "math", "prose"), **changes})
-    return replace(context(sizes), corpus=load_corpus())
+    return dataclasses.replace(context(sizes), corpus=load_corpus())
 
 
 def seen_by(talker: Talker, there: Any) -> list[Observation]:
@@ -124,7 +127,7 @@ def test_few_prompts_decide_nothing():
 )
 @pytest.mark.parametrize(("lossy", "verdict"), [(0.0, Verdict.PASS), (0.01, Verdict.FAIL)])
 def test_without_a_plain_server_only_the_servers_own_word_remains(lacks, rest, lossy, verdict):
-    there = replace(to(), lacks=lacks)
+    there = dataclasses.replace(to(), lacks=lacks)
     assert {cell.arm for cell in ALL["lossless"].cells(there)} == {"main", "baseline"} - lacks.keys()
     seen = [one for one in seen_by(Talker(lossy=lossy), there) if one.cell.arm == "main"]
     found = by_name(ALL["lossless"].judge(there, seen))
@@ -245,3 +248,87 @@ def test_clusters_are_found_by_position_and_by_block_and_nowhere_else():
 def test_a_place_where_plain_servers_part_too_is_in_the_text():
     rng = np.random.default_rng(6)
     assert not find_cluster([spread(rng, 80, 24, None)], [spread(rng, 80, 24, None)])
+
+
+# Parity with another server of the same model ------------------------------------------------------------
+
+PARITY = ALL["parity"]
+
+
+def parity_context(**changes: Any) -> Any:
+    sizes = profile(**{"lossless_prompts": 24, "categories": ("code", "math", "prose"), **changes})
+    return dataclasses.replace(context(sizes), corpus=load_corpus())
+
+
+def answers_of(talker: Talker) -> list[Observation]:
+    """What *talker* answers; a cell of the check has no tag for its kind, because all are answers."""
+    asked = [
+        (cell, replace(cell, tags={**cell.tags, "kind": "answers"}))
+        for cell in PARITY.cells(parity_context())
+    ]
+    return [replace(talker.measure(tagged), cell=cell) for cell, tagged in asked]
+
+
+def parity_of(observations: list[Observation], **changes: Any) -> Finding:
+    (finding,) = PARITY.judge(parity_context(**changes), observations)
+    return finding
+
+
+@pytest.mark.parametrize("seed", SEEDS[:8])
+def test_rounding_alone_is_parity(seed: int) -> None:
+    assert parity_of(answers_of(Talker(seed))).verdict is Verdict.PASS
+
+
+def test_missing_cells_and_failed_requests_never_pass() -> None:
+    seen = answers_of(Talker())
+    assert Verdict.PASS not in {parity_of(some).verdict for some in all_but_one(seen)}
+    for at, observation in enumerate(seen):
+        broken = failing(observation, FailureKind.RESET, which=slice(1))
+        verdict = parity_of([*seen[:at], broken, *seen[at + 1 :]]).verdict
+        assert verdict is (Verdict.FAIL if observation.cell.arm == "main" else Verdict.INVALID)
+
+
+def test_parity_of_answers_without_log_probabilities_is_invalid() -> None:
+    assert parity_of([every(one, logprobs=()) for one in answers_of(Talker(at=7))]).verdict is Verdict.INVALID
+
+
+# Distances of probabilities ------------------------------------------------------------------------------
+
+
+def softmax(logits: dict[str, float]) -> dict[str, float]:
+    total = math.log(sum(map(math.exp, logits.values())))
+    return {token: logit - total for token, logit in logits.items()}
+
+
+def top(logprobs: dict[str, float], count: int) -> dict[str, float]:
+    return dict(sorted(logprobs.items(), key=lambda entry: -entry[1])[:count])
+
+
+def divergence(p: dict[str, float], q: dict[str, float]) -> float:
+    return sum(math.exp(p[token]) * (p[token] - q[token]) for token in p)
+
+
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("count", [1, 3, 5, 50])
+def test_the_bound_is_never_above_the_divergence(seed: int, count: int) -> None:
+    draw = random.Random(seed)
+    logits = {f"t{i}": draw.gauss(0, 3) for i in range(50)}
+    p = softmax(logits)
+    q = softmax({token: logit + draw.gauss(0, 1.5) for token, logit in logits.items()})
+    bound = kl_bound(top(p, count), top(q, count))
+    assert 0 <= bound <= divergence(p, q) + 1e-9
+    if count == 50:
+        assert bound == pytest.approx(divergence(p, q), abs=1e-9)
+
+
+def test_the_same_distribution_is_no_distance_and_another_is() -> None:
+    p = softmax({"a": 0.0, "b": -1.0, "c": -4.0})
+    assert kl_bound(p, p) == 0
+    assert kl_bound(top(p, 2), softmax({"x": 0.0, "y": -1.0})) > 0.2
+    near, far = (softmax({"a": 0.0, "b": -1.0 + shift, "c": -4.0}) for shift in (0.05, 1.0))
+    assert 0 < kl_bound(p, near) < 0.001 < kl_bound(p, far)
+
+
+def test_nothing_and_minus_infinity_make_no_infinite_distance() -> None:
+    assert kl_bound({}, {"a": 0.0}) == 0
+    assert 10 < kl_bound({"a": -9999.0, "b": 0.0}, {"a": 0.0, "b": -9999.0}) < 100

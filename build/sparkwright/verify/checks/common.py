@@ -7,7 +7,7 @@ Every conclusion goes through `conclude`, so that none passes on a cell that is 
 from __future__ import annotations
 
 import functools
-import importlib
+import sys
 import tomllib
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -77,17 +77,8 @@ def text_of(key: str, part: str, told: Mapping[str, object]) -> str:
     """
     module, _, name = key.partition(".")
     text: str = load_texts()[module][name].get(part, "")
-    return text.format_map(ChainMap(dict(told), vars(_MODULES[module]), _MODULES))
-
-
-class _Modules(dict[str, Any]):
-    """The modules of this package, by their names."""
-
-    def __missing__(self, name: str) -> Any:
-        return self.setdefault(name, importlib.import_module(f"{__package__}.{name}"))
-
-
-_MODULES = _Modules()
+    package = sys.modules[__package__]  # which imports each of its modules
+    return text.format_map(ChainMap(dict(told), vars(getattr(package, module)), vars(package)))
 
 
 def conclude(

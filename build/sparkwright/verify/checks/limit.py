@@ -19,8 +19,7 @@ from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import Check, answered, conclude, not_applicable
 from sparkwright.verify.checks.flaws import excerpt
 from sparkwright.verify.checks.triage import CheckedCells, Reason
-from sparkwright.verify.corpus import holds
-from sparkwright.verify.corpus.collection import write_notes
+from sparkwright.verify.corpus import holds, write_notes
 
 OUTPUT = 64
 """Tokens of an answer at the least; at the limit so many more that the request ends with the last place."""

@@ -31,7 +31,7 @@ from sparkwright.verify.checks.answers import (
 )
 from sparkwright.verify.checks.common import Check, Values, conclude, not_applicable
 from sparkwright.verify.checks.triage import CheckedCells, Reason, describe
-from sparkwright.verify.corpus.collection import write_notes
+from sparkwright.verify.corpus import write_notes
 
 OFFSETS = (-1, 0, 1)
 """Tokens from a multiple of the block size: one short of it, exactly so many, and one more."""
@@ -99,7 +99,31 @@ def cells(context: Context, seen: Mapping[str, Observation]) -> Iterator[Cell]:
 
 def judge(context: Context, seen: CheckedCells) -> list[Finding]:
     """Return one finding, on answers that differ."""
-    return [_differences(context, seen)]
+    if not seen.planned:
+        block, longest = block_sizes(context)[0], context.main.max_model_len
+        why = f"no prompt of several blocks of {block} fits into {longest} tokens"
+        return [not_applicable(seen, "prefix.answers", why)]
+    cold = next(iter(seen.tagged(cache="cold").sound), None)
+    warm = [o for cache, _ in WARM for o in seen.tagged(cache=cache).sound]
+    against: list[Reason] = [(Verdict.INCONCLUSIVE, "there are no answers to compare")]
+    measured: Values = {}
+    if cold is not None and warm:
+        found = answers_agree((cold, o) for o in warm)
+        against = list(found.against)
+        if not against:
+            against, measured = _compared(context, cold, warm, found)
+    return [
+        conclude(
+            seen,
+            "prefix.answers",
+            against=against,
+            passed=f"{measured.get('answers that differ', 0)} of {measured.get('answers', 0)} warm"
+            f" answers differ, none by more than {measured.get('largest gap nat', 0)} nat",
+            measured=measured,
+            warnings=seen.notes,
+            needs=(PREFIX_CACHE,),
+        )
+    ]
 
 
 CHECK = Check("prefix", cells, judge)
@@ -118,32 +142,6 @@ def _cell(context: Context, name: str, cache: str, level: int, prompts: Sequence
 
 
 # Judging ------------------------------------------------------------------------------------------------
-
-
-def _differences(context: Context, seen: CheckedCells) -> Finding:
-    if not seen.planned:
-        block, longest = block_sizes(context)[0], context.main.max_model_len
-        why = f"no prompt of several blocks of {block} fits into {longest} tokens"
-        return not_applicable(seen, "prefix.answers", why)
-    cold = next(iter(seen.tagged(cache="cold").sound), None)
-    warm = [o for cache, _ in WARM for o in seen.tagged(cache=cache).sound]
-    against: list[Reason] = [(Verdict.INCONCLUSIVE, "there are no answers to compare")]
-    measured: Values = {}
-    if cold is not None and warm:
-        found = answers_agree((cold, o) for o in warm)
-        against = list(found.against)
-        if not against:
-            against, measured = _compared(context, cold, warm, found)
-    return conclude(
-        seen,
-        "prefix.answers",
-        against=against,
-        passed=f"{measured.get('answers that differ', 0)} of {measured.get('answers', 0)} warm"
-        f" answers differ, none by more than {measured.get('largest gap nat', 0)} nat",
-        measured=measured,
-        warnings=seen.notes,
-        needs=(PREFIX_CACHE,),
-    )
 
 
 def _compared(
@@ -250,12 +248,12 @@ def _never_hit(context: Context, cold: Observation, warm: Sequence[Observation])
 def _kind(context: Context, tokens: int) -> str:
     """Return the kind of a prompt's length, in words."""
     block = block_sizes(context)[-1]
-    rest = tokens % block
-    if rest == 0:
-        return f"a multiple of {block} tokens"
-    if rest == 1:
-        return f"one token more than a multiple of {block}"
-    return f"one token less than a multiple of {block}" if rest == block - 1 else "other lengths"
+    kinds = {
+        0: f"a multiple of {block} tokens",
+        1: f"one token more than a multiple of {block}",
+        block - 1: f"one token less than a multiple of {block}",
+    }
+    return kinds.get(tokens % block, "other lengths")
 
 
 def _unfit(context: Context, cold: Observation, share: float) -> list[Reason]:

@@ -10,8 +10,8 @@ from statistics import fmean
 from sparkwright.engine.cell import Cell, Prompt
 from sparkwright.engine.findings import SPECULATION, Finding, Verdict
 from sparkwright.engine.metrics.counters import identities
-from sparkwright.engine.observations import MetricsSnapshot, Observation
-from sparkwright.verify.check import Context, Profile
+from sparkwright.engine.observations import Observation
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import Check, Values, conclude
 from sparkwright.verify.checks.figures import (
     AT_TIMES,
@@ -96,6 +96,8 @@ def cell(context: Context, category: str, level: int) -> Cell:
 def _category(seen: CheckedCells, category: str, grid: _Grid) -> Finding:
     levels = {level: found for (of, level), found in sorted(grid.items()) if of == category}
     shown = ", ".join(map(str, levels)) or "none"
+    # Cells during which the machine was slowed or swapped; a finding has slow states.
+    disturbed = (one for o in seen.sound if not slow_state(o.host) for one in told_of(o))
     return conclude(
         seen,
         "sweep.category",
@@ -106,14 +108,12 @@ def _category(seen: CheckedCells, category: str, grid: _Grid) -> Finding:
             for level, found in levels.items()
             for name, value in found.measured().items()
         },
-        warnings=[*_collapses(category, levels), *seen.notes, *_disturbed(seen)],
+        warnings=[
+            *_collapses(category, levels),
+            *seen.notes,
+            *(f"{one}: its times are not the usual ones" for one in disturbed),
+        ],
     )
-
-
-def _disturbed(seen: CheckedCells) -> list[str]:
-    """Return warnings on cells during which the machine was slowed or swapped; a finding has slow states."""
-    told = (one for o in seen.sound if not slow_state(o.host) for one in told_of(o))
-    return [f"{one}: its times are not the usual ones" for one in told]
 
 
 def _collapses(category: str, levels: Mapping[int, Figures]) -> list[str]:
@@ -204,17 +204,13 @@ def _beyond(low: float, high: float) -> bool:
 # Counters ------------------------------------------------------------------------------------------------
 
 
-def _metered(seen: CheckedCells) -> Iterator[tuple[MetricsSnapshot, MetricsSnapshot, Observation]]:
-    """Yield the counters before and after each sound observation; none of a server without counters."""
-    for observation in seen.sound:
-        if observation.before is not None and observation.after is not None:
-            yield observation.before, observation.after, observation
-
-
 def _tokens(seen: CheckedCells, method: str) -> Finding:
     """Return a finding on the agreement of counters and clients, with speculation by *method*."""
     against, largest = [], 0.0
-    for before, after, observation in _metered(seen):
+    for observation in seen.sound:
+        before, after = observation.before, observation.after
+        if before is None or after is None:
+            continue
         steps = math.inf if method in AT_TIMES else 0
         if not method:  # nor does the log say so: each chunk is a step, with or without a draft
             steps = sum(len(sample.chunks) for sample in observation.samples)
@@ -250,7 +246,8 @@ def _client(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
             flags.append(f"{where}: late client: {late:.1f} ms of a TTFT of {first:.1f} ms")
         if abs(observation.clock_step_s) > CLOCK_STEP_S:
             flags.append(f"{where}: the wall clock jumped by {observation.clock_step_s:+.1f} s")
-        if _timed(context.profile) and late > first / 2:
+        # Steps of the tiny models of a smoke run take no longer than this machine's own delays.
+        if speed == 1 and context.profile.name != "smoke" and late > first / 2:
             shown = f"{where}: {late:.1f} ms of a time to first token of {first:.1f} ms"
             against.append((Verdict.INVALID, f"late client: {shown} may be the client's own"))
     passed = f"{len(flags)} flags, see the warnings" if flags else "nothing is flagged"
@@ -265,15 +262,6 @@ def _client(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
         warnings=flags,
         lenient=True,
     )
-
-
-def _timed(profile: Profile) -> bool:
-    """Tell if times are meaningful.
-
-    An accelerated clock multiplies this machine's own delays; steps of the tiny models of a smoke run take no
-    longer than those.
-    """
-    return profile.speed == 1 and profile.name != "smoke"
 
 
 # The crash hunt ------------------------------------------------------------------------------------------

@@ -55,23 +55,22 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
     thinks = {kind: _thinks(found.get(kind)) for kind in ("off", "on")}
     both = seen.where(lambda cell: cell.tags["kind"] in {"off", "on"})
     off = seen.tagged(kind="off")
-    findings = []
-    if not off.troubles and not (switch or thinks["off"]):
-        findings.append(not_applicable(off, "thinking.off", _NOTHING))
-    elif not off.troubles and not switch:
-        findings.append(not_applicable(off, "thinking.off", "the chat template has no switch of reasoning"))
-    else:
-        findings.append(_off(context, off))
-    if not both.troubles and not (switch or thinks["on"]):
-        findings.append(not_applicable(both, "thinking.on", _NOTHING))
-    else:
-        findings.append(_on(context, both, found.get("on")))
+    # Why there is nothing to judge, of each.
+    not_off = not_on = unlimited = ""
+    if not (off.troubles or switch):
+        not_off = "the chat template has no switch of reasoning" if thinks["off"] else _NOTHING
+    if not (both.troubles or switch or thinks["on"]):
+        not_on = _NOTHING
     if refused is not None:
-        why = f"the server takes no budget: {all_refused(refused)}"
-        return [*findings, not_applicable(seen, "thinking.budget", why)]
-    if not seen.troubles and not thinks["on"]:
-        return [*findings, not_applicable(seen, "thinking.budget", _NOTHING)]
-    return [*findings, _budget(context, seen.tagged(kind="budget"), found)]
+        unlimited = f"the server takes no budget: {all_refused(refused)}"
+    elif not (seen.troubles or thinks["on"]):
+        unlimited = _NOTHING
+    budget = seen.tagged(kind="budget")
+    return [
+        not_applicable(off, "thinking.off", not_off) if not_off else _off(context, off),
+        not_applicable(both, "thinking.on", not_on) if not_on else _on(context, both, found.get("on")),
+        not_applicable(seen, "thinking.budget", unlimited) if unlimited else _budget(context, budget, found),
+    ]
 
 
 CHECK = Check("thinking", cells, judge)

@@ -176,9 +176,13 @@ def troubles(observation: Observation, *, metered: bool = True) -> tuple[Trouble
         observation: of one cell.
         metered: missing counters are a reason.
     """
-    found = [*_engine(observation), *_failures(observation)]
-    if observation.canary and observation.died is None:
-        found.append(_unanswered(observation))
+    found, where = [*_engine(observation), *_failures(observation)], describe(observation.cell)
+    if unanswered(observation.canary) and observation.died is None:
+        cause = f"after {where} the server no longer answered a plain request: {observation.canary}"
+        found.append((Verdict.FAIL, cause))
+    elif observation.canary and observation.died is None:
+        cause = f"the answer to the plain request after {where} cannot be used: {observation.canary}"
+        found.append((Verdict.INVALID, cause))
     if observation.died is None and metered:
         found.extend(_counters(observation))
     if not found:
@@ -196,18 +200,10 @@ def unanswered(canary: str) -> bool:
     return bool(canary) and canary.partition(":")[0] not in answered
 
 
-def _unanswered(observation: Observation) -> Reason:
-    """Return verdict and cause of a failed canary."""
-    if not unanswered(observation.canary):
-        cause = f"the answer to the plain request after {describe(observation.cell)} cannot be used"
-        return Verdict.INVALID, f"{cause}: {observation.canary}"
-    cause = f"after {describe(observation.cell)} the server no longer answered a plain request"
-    return Verdict.FAIL, f"{cause}: {observation.canary}"
-
-
 def _engine(observation: Observation) -> list[Reason]:
     """Return the reason if the server ended, or if its log has a line of a broken engine."""
-    told, where = _known(observation.log), describe(observation.cell)
+    known, where = known_cause("\n".join(observation.log), running=True), describe(observation.cell)
+    told = f"the log has {_short(known[1])}: {known[0].because}" if known else ""
     if observation.died is None:
         return [(Verdict.FAIL, f"in {where} {told}")] if told else []
     busy = in_flight(observation)
@@ -217,12 +213,6 @@ def _engine(observation: Observation) -> list[Reason]:
     if not told and observation.log:
         told = f"its log ends with {_short(observation.log[-1])}"
     return [(Verdict.FAIL, f"{cause}; {told}" if told else cause)]
-
-
-def _known(log: Sequence[str]) -> str:
-    """Return the line of a log that shows a known cause of a failure, with that cause, or nothing."""
-    found = known_cause("\n".join(log), running=True)
-    return f"the log has {_short(found[1])}: {found[0].because}" if found else ""
 
 
 def _failures(observation: Observation) -> list[Reason]:

@@ -1,4 +1,4 @@
-"""Chats are judged by template, history, characters, reasoning, tool calls and structured output."""
+"""Chats: templates, history, characters, calls, structured output, sampling, reasoning and pictures."""
 
 import re
 from collections.abc import Callable
@@ -10,8 +10,9 @@ from simulator_kit import settings
 from verify_kit import by_name, changed, context, every, follow, profile, verdicts
 
 from sparkwright.engine.cell import REQUIRED, Load
-from sparkwright.engine.findings import TOOLS, Verdict
-from sparkwright.engine.observations import Sample, ToolCall
+from sparkwright.engine.client.payload import COLOURS
+from sparkwright.engine.findings import IMAGES, TOOLS, Finding, Verdict
+from sparkwright.engine.observations import FailureKind, RequestFailure, Sample, ToolCall
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.checks.flaws import (
     broken_characters,
@@ -21,6 +22,7 @@ from sparkwright.verify.checks.flaws import (
     role_mark,
     tool_flaw,
 )
+from sparkwright.verify.checks.thinking import BUDGET, SLACK, thought_tokens
 from sparkwright.verify.checks.traffic import TOOLS_OFFERED, TURNS
 
 SIZES = profile(max_tokens=256)
@@ -204,3 +206,125 @@ def test_output_that_fits_no_schema_is_named() -> None:
     assert "'name' is a required property" in misfit("{}", *described)
     assert "broken JSON" in misfit("Sure: {}", *described)
     assert "truncated JSON" in misfit('{"name": "Zo', *described)
+
+
+# Sampled chats -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("parted", "at", "verdict"),
+    [(2, 30, Verdict.PASS), (5, 30, Verdict.INCONCLUSIVE), (5, 1, Verdict.FAIL)],
+)
+def test_answers_that_rounding_parts_late_are_not_called_ignored_seeds(parted, at, verdict):
+    """*parted* answers to the second request of a seed differ from token *at* on."""
+    check, to = ALL["sampling"], context()
+    seen = [observe(cell, settings(k=0)) for cell in check.cells(to)]
+    (again,) = (number for number, one in enumerate(seen) if one.cell.name == "seed A again")
+    first, rest = seen[again].samples[:parted], seen[again].samples[parted:]
+    other = [replace(s, text=f"{s.text}!", token_ids=(*s.token_ids[:at], *[7] * 9)) for s in first]
+    finding = by_name(check.judge(to, changed(seen, again, samples=(*other, *rest))))[
+        "a seed gives one answer"
+    ]
+    assert finding.verdict is verdict, finding.cause
+    assert bool(finding.warnings) is (verdict is Verdict.PASS)
+
+
+# Reasoning -----------------------------------------------------------------------------------------------
+
+OFF, ON, WITHIN = "no reasoning where it is off", "reasoning has its field", "reasoning keeps its budget"
+
+
+def test_a_healthy_server_thinks_within_its_budget_and_beyond_it_without() -> None:
+    findings = judged(ALL["thinking"], context(), reasoning=True)
+    assert set(findings) == {OFF, ON, WITHIN}
+    assert 1 <= int(findings[WITHIN].measured["tokens with a budget"]) <= BUDGET
+    assert int(findings[WITHIN].measured["tokens without"]) > BUDGET + SLACK
+
+
+def test_a_model_that_does_not_think_is_not_judged() -> None:
+    findings = judged(ALL["thinking"], context())
+    assert {finding.verdict for finding in findings.values()} == {Verdict.NOT_APPLICABLE}
+    assert "the model does not think" in findings[ON].cause
+
+
+def thought(change: Callable[[Sample], Sample], kind: str = "", *faults: str) -> dict[str, Finding]:
+    return judged_with(ALL["thinking"], context(), settings(*faults, reasoning=True), change, kind)
+
+
+def test_line_breaks_around_empty_reasoning_are_no_reasoning() -> None:
+    findings = thought(lambda one: replace(one, text=f"\n\n{one.text}", reasoning_chars=2), "off")
+    assert {one.verdict for one in findings.values()} == {Verdict.PASS}
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "says"), [("off", OFF, "no answer in"), ("on", ON, "they are empty")]
+)
+def test_empty_answers_are_no_answers(kind: str, name: str, says: str) -> None:
+    finding = thought(lambda one: replace(one, text="", reasoning_chars=0), kind)[name]
+    assert finding.verdict is Verdict.FAIL
+    assert says in finding.cause
+
+
+def test_a_template_without_a_switch_may_think_always() -> None:
+    findings = thought(lambda one: replace(one, prompt_tokens=50), "", "thinking-not-off")
+    assert findings[OFF].verdict is Verdict.NOT_APPLICABLE
+    assert findings[ON].verdict is findings[WITHIN].verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(("status", "verdict"), [(400, Verdict.NOT_APPLICABLE), (500, Verdict.FAIL)])
+def test_a_budget_that_is_refused_is_not_judged_and_one_that_breaks_the_server_is(status, verdict):
+    failure = RequestFailure(kind=FailureKind.STATUS, detail="no such limit", status=status)
+    findings = thought(lambda one: replace(one, failure=failure, chunks=()), "budget")
+    assert findings[WITHIN].verdict is verdict
+    assert findings[ON].verdict is Verdict.PASS
+
+
+def test_reasoning_without_token_ids_is_measured_by_its_characters() -> None:
+    sample = Sample(
+        prompt="p", category="c", started=0, ended=1, text="abcdefgh", reasoning_chars=6, output_tokens=100
+    )
+    assert thought_tokens(sample) == 75
+
+
+# Pictures ------------------------------------------------------------------------------------------------
+
+SENT, SEEN = "pictures are in the prompt", "pictures are seen"
+
+
+def test_every_picture_of_a_healthy_server_is_right() -> None:
+    findings = judged(ALL["image"], context(), k=0)
+    assert findings[SEEN].measured == {"colours": 6, "colours without pictures": 0}
+
+
+def test_a_model_that_takes_no_pictures_is_not_judged() -> None:
+    for findings in (
+        judged(ALL["image"], context(), images=False),
+        judged(ALL["image"], context(lacks={IMAGES: "a text model"})),
+    ):
+        assert {finding.verdict for finding in findings.values()} == {Verdict.NOT_APPLICABLE}
+    assert "not a multimodal model" in judged(ALL["image"], context(), images=False)[SEEN].cause
+
+
+SWAPPED, ONE_WRONG = {"red": "blue", "blue": "red"}, {"red": "green"}
+
+
+@pytest.mark.parametrize(
+    ("says", "verdict"),
+    [
+        (lambda name: SWAPPED.get(name, name), Verdict.FAIL),
+        (lambda name: ONE_WRONG.get(name, name), Verdict.PASS),
+        (lambda _: " ".join(COLOURS), Verdict.FAIL),  # which proves nothing
+    ],
+    ids=["exchanged colours", "one mistake", "every colour"],
+)
+def test_answers_are_judged_by_the_colours_that_they_name(says, verdict):
+    check, to = ALL["image"], context()
+    expected = {prompt.name: prompt.expect for cell in check.cells(to) for prompt in cell.prompts}
+    findings = judged_with(
+        check,
+        to,
+        settings(k=0),
+        lambda one: replace(one, text=f"It is {says(expected[one.prompt])}."),
+        "with",
+    )
+    assert findings[SEEN].verdict is verdict
