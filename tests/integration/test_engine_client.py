@@ -222,25 +222,18 @@ def test_a_stream_that_ends_within_an_event() -> None:
     assert failure(play)[0] is FailureKind.TRUNCATED
 
 
-def test_a_connection_that_ends_in_order_but_too_soon() -> None:
+@pytest.mark.parametrize(
+    ("end", "kind"), [(Stream.cut, FailureKind.TRUNCATED), (Stream.reset, FailureKind.RESET)]
+)
+def test_a_connection_that_ends_too_soon(end: Callable[[Stream], None], kind: FailureKind) -> None:
     async def play(stream: Stream) -> None:
         await stream.tokens(2)
         await asyncio.sleep(0.1)
-        stream.cut()
+        end(stream)
 
     got = sample(play)
     assert got.failure is not None
-    assert got.failure.kind is FailureKind.TRUNCATED
-    assert len(got.chunks) == 2
-
-
-def test_a_connection_that_breaks() -> None:
-    async def play(stream: Stream) -> None:
-        await stream.tokens(2)
-        await asyncio.sleep(0.1)
-        stream.reset()
-
-    assert failure(play)[0] is FailureKind.RESET
+    assert (got.failure.kind, len(got.chunks)) == (kind, 2)
 
 
 def test_a_connection_that_ends_without_an_answer() -> None:

@@ -15,6 +15,7 @@ from sparkwright.base.errors import IncompatibleOptionsError, NotInStoreError, S
 from sparkwright.engine.installed import read_installed
 from sparkwright.engine.runtime import prepare_requirement, prepare_wheel
 from sparkwright.engine.server import host
+from sparkwright.engine.server.compiling import FlashInferBuild
 from sparkwright.engine.server.launch import start_server
 from sparkwright.recipes.recipe import load_recipe
 
@@ -72,9 +73,6 @@ def test_memory_that_card_and_host_share_is_the_hosts(monkeypatch, tmp_path):
     assert card_memory_gib() == _memory_total_gib() > 0
     card(monkeypatch, tmp_path, "81559")
     assert card_memory_gib() == pytest.approx(79.65, abs=0.01)
-
-
-# Generated models --------------------------------------------------------------------------
 
 
 # Environments and recipes ------------------------------------------------------------------
@@ -287,3 +285,24 @@ def test_swap_and_pressure_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert sample.swap_used_mib >= 0
     monkeypatch.setattr(host, "_PRESSURE", tmp_path / "gone")
     assert sampled().memory_pressure == -1
+
+
+BLOCK = b"x" * 8192
+
+
+def test_compilers_go_on_where_files_come_that_were_not_there(tmp_path: Path) -> None:
+    cache = tmp_path / ".cache" / "flashinfer" / "0.6" / "121a" / "moe"
+    cache.mkdir(parents=True)
+    (cache / "old.o").touch()
+    build = FlashInferBuild({"FLASHINFER_WORKSPACE_BASE": str(tmp_path)})
+    assert not build.look(5.0), "what was here before was not compiled now"
+    (cache / "a.o").touch()
+    assert not build.look(6.0), "looks that follow each other closely are one"
+    assert build.look(10.0)
+    (cache / "a.o").write_bytes(BLOCK)
+    (cache / "moe.lock").touch()
+    assert not build.look(15.0), "no new file of a kernel"
+    (cache / "a.o").unlink()
+    assert not build.look(20.0)
+    (cache / "a.o").touch()
+    assert not build.look(25.0), "it began again"

@@ -46,6 +46,9 @@ class RequestFailure(Model, frozen=True):
     detail: str
     status: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.detail}"
+
 
 class Chunk(Model, frozen=True, array_like=True, gc=False):
     """One event with generated output: the time at which its bytes were read, and its tokens.

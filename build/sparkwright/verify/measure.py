@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sparkwright.base.errors import SparkwrightError
@@ -36,14 +35,6 @@ _HEALTH_S = 10.0
 _UNREADABLE = (SparkwrightError, OSError, TimeoutError, ValueError)
 
 
-@dataclass
-class _Watch:
-    """Samples of counters and host during a load."""
-
-    series: list[MetricsSnapshot] = field(default_factory=list)
-    host: list[HostSample] = field(default_factory=list)
-
-
 async def measure(server: MeasuredServer, cell: Cell, profile: Profile) -> Observation:
     """Send *cell*'s requests and return the observation; a failing server raises no error."""
     deadlines, speed = profile.deadlines, profile.speed
@@ -52,7 +43,7 @@ async def measure(server: MeasuredServer, cell: Cell, profile: Profile) -> Obser
     async with open_session(server.endpoint) as session:
         before, unread = await _counters(session, server, profile)
         compilers = CompileWatch(server.pid) if server.pid is not None and WATCHED in cell.tags else None
-        async with LagProbe() as lag, _watching(session, server, speed) as watch:
+        async with LagProbe() as lag, _watching(session, server, speed) as (series, host):
             with compilers or contextlib.nullcontext():
                 samples = await run_load(session, server.endpoint, cell, deadlines, speed=speed)
         after, still_unread = await _counters(session, server, profile)
@@ -65,8 +56,8 @@ async def measure(server: MeasuredServer, cell: Cell, profile: Profile) -> Obser
         samples=tuple(sorted(samples, key=lambda sample: sample.started)),
         before=before,
         after=after,
-        series=tuple(watch.series),
-        host=tuple(watch.host),
+        series=tuple(series),
+        host=tuple(host),
         lag_ms=(lag.worst_ms, lag.p99_ms),
         log=server.errors_since(mark),
         canary=why,
@@ -124,20 +115,21 @@ async def _health(session: aiohttp.ClientSession, server: MeasuredServer) -> int
 @contextlib.asynccontextmanager
 async def _watching(
     session: aiohttp.ClientSession, server: MeasuredServer, speed: float
-) -> AsyncIterator[_Watch]:
+) -> AsyncIterator[tuple[list[MetricsSnapshot], list[HostSample]]]:
     """Sample the counters and the machine periodically until the block ends."""
-    watch = _Watch()
+    series: list[MetricsSnapshot] = []
+    host: list[HostSample] = []
 
     async def look() -> None:
         while True:
             await asyncio.sleep(max(_SERIES_S / speed, _LEAST_S))
             with contextlib.suppress(*_UNREADABLE):
-                watch.series.append(await fetch_snapshot(session, server.endpoint))
-            watch.host.append(await sample_host(server.pid, await _card_reading(session, server)))
+                series.append(await fetch_snapshot(session, server.endpoint))
+            host.append(await sample_host(server.pid, await _card_reading(session, server)))
 
     looking = asyncio.create_task(look())
     try:
-        yield watch
+        yield series, host
     finally:
         looking.cancel()
         with contextlib.suppress(asyncio.CancelledError):

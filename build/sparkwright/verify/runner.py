@@ -127,13 +127,6 @@ class RunRequest(Model, frozen=True):
     offline: bool = False
 
 
-def _needs_of(options: VerifyOptions) -> tuple[str, ...]:
-    """Return what a run needs: a GB10, or any card for the profile ``smoke``, or nothing."""
-    if options.simulator:
-        return ()
-    return (GPU,) if options.profile == "smoke" else (GPU, GB10)
-
-
 def run_task(store: Store, options: VerifyOptions, name: str, *, offline: bool = False) -> Task:
     """Return the task of a run of *options* in a folder called *name*; see `RunRequest`.
 
@@ -158,7 +151,7 @@ def run_task(store: Store, options: VerifyOptions, name: str, *, offline: bool =
         name=f"verify-{name}",
         words=("task", "run"),
         files=(share_json(store, request), *files.values(), *runtimes),
-        needs=_needs_of(options),
+        needs=() if options.simulator else (GPU,) if options.profile == "smoke" else (GPU, GB10),
         seconds=_EXPECTED_S,
         mib=_EXPECTED_MIB,
     )

@@ -311,8 +311,7 @@ async def canary(
     session: aiohttp.ClientSession, endpoint: Endpoint, deadlines: Deadlines, speed: float
 ) -> str:
     """Request a few tokens, within `Deadlines.canary_s`; returns empty on success, else the failure."""
-    failure = await first_tokens(session, endpoint, deadlines, speed)
-    return "" if failure is None else f"{failure.kind}: {failure.detail}"
+    return str(await first_tokens(session, endpoint, deadlines, speed) or "")
 
 
 async def first_tokens(

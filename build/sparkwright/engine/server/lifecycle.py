@@ -68,21 +68,13 @@ _GIVE_KEY = (
 
 @dataclass(frozen=True)
 class Launch:
-    """The command and limits of a server.
+    """The command and limits of a server, as `start_server` explains them.
 
     Attributes:
-        argv: program and arguments.
-        folder: folder for ``server.log`` and evidence; its working folder.
-        host: address that it listens at.
-        port: port that it listens at.
-        model: served model name; empty to read it from the server.
-        api_key: key that clients must send.
-        speed: seconds of the server's clock in a real one; waits shrink by it.
+        folder: for ``server.log`` and evidence; its working folder.
         boot_s: limit to the first response, in the server's seconds, from the start or from the last file
             that FlashInfer's compilers left; by default `BOOT_S`, and more for large models.
-        end_s: time from SIGTERM until it is killed, in real seconds.
-        facts: facts known beforehand that its log may lack.
-        card: see `Endpoint`.
+        facts: known beforehand; its log may lack them.
         models: fetches the models before the start, and returns their bytes on the disk.
     """
 
@@ -332,7 +324,7 @@ class ServerProcess:
         failure = await first_tokens(session, self.endpoint, self.launch.deadlines, self.launch.speed)
         if failure is not None and failure.status in _KEY_REFUSED:
             raise await self._key_refused(failure.status)
-        return "" if failure is None else f"{failure.kind}: {failure.detail}"
+        return str(failure or "")
 
     async def _served(self, session: aiohttp.ClientSession) -> str:
         """Return the first model that the server lists, or empty."""
