@@ -93,19 +93,11 @@ def conclude(
     needs: Sequence[str] = (),
     told: Mapping[str, object] | None = None,
 ) -> Finding:
-    """Return a finding on the cells in *seen*; not applicable where the server lacks what it needs.
+    """Return a finding on the cells in *seen*; not applicable where the server lacks one of its *needs*.
 
-    Args:
-        seen: the cells that it rests on.
-        key: of its texts, see `text_of`.
-        passed: the cause of a pass.
-        against: reasons that the check itself found, as verdicts and causes.
-        measured: see `Finding`.
-        warnings: see `Finding`.
-        lenient: trouble of a cell makes the finding inconclusive rather than what it would be by itself: for
-            findings beside one that already reports the trouble.
-        needs: capabilities that the conclusion rests on.
-        told: values in its texts.
+    Its texts are those of *key*, with values that are *told*, see `text_of`; *passed* is the cause of a pass,
+    and *against* has the reasons that the check itself found. With *lenient*, trouble of a cell makes the
+    finding inconclusive rather than what it would be by itself: for findings beside one that reports it.
     """
     told = told or {}
     if lacking := [seen.lacks[need] for need in needs if need in seen.lacks]:

@@ -122,12 +122,7 @@ def judge_pair(
 ) -> list[Finding]:
     """Return findings on the speed, the first token and the KV cache of `main` beside `baseline`.
 
-    Args:
-        context: of both; facts by arm and start.
-        observations: of the *planned* cells.
-        planned: those that the findings rest on.
-        look: the moment.
-        lenient: cells that do not count make a finding inconclusive, since another one reports them.
+    With *lenient*, cells that do not count make a finding inconclusive, since another one reports them.
     """
     seen = without_disturbed(triage(NAME, context, observations, planned).without_failed_baseline())
     if lenient:

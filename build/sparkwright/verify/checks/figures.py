@@ -37,7 +37,7 @@ class Acceptance:
         mal: mean acceptance length: tokens per verify step, the target's own included.
         error: standard error of `mal`, over texts and drafts.
         chance: the same of drafts alone, for the same texts again.
-        rate: share of drafted tokens that were accepted, 0 to 1.
+        rate: share of drafted tokens that were accepted.
         drafts: requests times steps.
     """
 
@@ -108,15 +108,10 @@ def surely(comparisons: int = 1, error: float = 0.05) -> float:
 def ratio(
     of: Acceptance, to: Acceptance, width: float, *, accepted: bool = False, same_texts: bool = False
 ) -> Ratio:
-    """Return one mean acceptance length over another, with its interval.
+    """Return one mean acceptance length over another, *width* standard errors to either side (see `surely`).
 
-    Args:
-        of: the numerator.
-        to: the denominator.
-        width: standard errors to either side, see `surely`.
-        accepted: compare accepted tokens a draft instead, without the target's own token, which hides a loss
-            where acceptance was low from the start.
-        same_texts: both were measured with the same prompts, so that they differ by chance alone.
+    With *accepted*, accepted tokens a draft are compared instead, without the target's own token, which hides
+    a loss where acceptance was low from the start. The *same_texts* differ by chance alone.
     """
     one, other = (of.accepted, to.accepted) if accepted else (of.mal, to.mal)
     if other <= 0:
@@ -142,13 +137,8 @@ def paired_ratio(
 
     The ratio is that of the server's counters. How sure it is comes from leaving out one question at a time
     (jackknife of the logarithm; t distribution), with tokens and chunks of each answer: questions differ far
-    more from each other than repetitions of one. Chunks tell steps apart well enough for that.
-
-    Args:
-        of: occasions of the numerator, taken together.
-        to: those of the denominator.
-        comparisons: number of all comparisons (Bonferroni).
-        error: chance that any of them errs.
+    more from each other than repetitions of one. Chunks tell steps apart well enough for that. The *error* is
+    the chance that any of all *comparisons* errs (Bonferroni).
 
     Returns:
         The ratio; `None` if nothing was drafted or the denominator is 0. Without four questions in common the
@@ -279,15 +269,12 @@ class Figures:
     """Figures of one cell, NaN where unknown. Times are in the server's ms, rates in its tokens per second.
 
     Attributes:
-        concurrency: requests at a time.
         steady_tok_s: output while at least 95 % of `concurrency` ran.
         whole_tok_s: output from the first request's start to the last one's end.
         decode_tok_s: of one request after its first token, over all requests' tokens.
-        ttft_ms: time to first token.
         tpot_ms: time per output token after the first, by request.
         gap_ms: time between chunks with output, pooled.
         tokens_per_chunk: of chunks after a request's first.
-        acceptance: by the server's counters; `None` without.
         step_ms: time of one verify step, ``MAL / decode rate``.
     """
 

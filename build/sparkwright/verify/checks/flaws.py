@@ -162,10 +162,15 @@ def excerpt(text: str, most: int = 40) -> str:
 # Chats -----------------------------------------------------------------------------------------------------
 
 
-def against_each(seen: CheckedCells, find: Callable[[Observation, Sample], str]) -> list[Reason]:
-    """Return a reason for each cell in which *find* finds something, with the first answer that has it."""
+def against_each(
+    seen: CheckedCells, find: Callable[[Observation, Sample], str], *, made_up: bool = False
+) -> list[Reason]:
+    """Return a reason for each cell in which *find* finds something, with the first answer that has it.
+
+    Words of a model whose weights are *made_up* are not judged.
+    """
     against = []
-    for observation in seen.sound:
+    for observation in () if made_up else seen.sound:
         found = [(s, what) for s in observation.counted if (what := find(observation, s))]
         if found:
             sample, what = found[0]

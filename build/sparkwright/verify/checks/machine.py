@@ -217,7 +217,6 @@ class Wedge:
 
     Attributes:
         frozen_s: since the last token, in the server's seconds, at the least.
-        running: requests that it holds.
         card: samples of the card in that time.
     """
 

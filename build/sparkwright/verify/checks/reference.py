@@ -57,7 +57,6 @@ class Reference:
         answers: with log-probabilities, one request at a time.
         again: to the same prompts, several at a time.
         model: name of the model at an address; empty where a recipe was served.
-        created: time at which the run began, ISO 8601 in UTC.
     """
 
     answers: tuple[Observation, ...]
@@ -184,7 +183,6 @@ class _Compared:
         agreed: greedy answers beside the reference's, and those of the reference's server beside its own.
         own: distances by prompt of the reference's server from itself.
         found: distances by kind of prompt, and by cell and prompt.
-        against: reasons for which there is nothing to compare.
     """
 
     agreed: Agreement = field(default_factory=Agreement)

@@ -71,7 +71,7 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
     text = conclude(
         sampled,
         "sampling.text",
-        against=[] if context.made_up else against_each(sampled, lambda _, sample: prose_flaw(sample)),
+        against=against_each(sampled, lambda _, one: prose_flaw(one), made_up=context.made_up),
         passed=context.judged(f"{answers_in(sampled)} answers are text"),
         warnings=seen.notes,
     )

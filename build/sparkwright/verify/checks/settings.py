@@ -81,11 +81,8 @@ def settings_check(
 ) -> Check:
     """Return the check that compares *configurations*, the recipe as it is first.
 
-    Args:
-        configurations: of one recipe.
-        levels: requests at a time; the usual ones if empty.
-        slo: limits that one must keep, at each concurrency; none if `None`.
-        simulated: the servers are simulators, whose speed and memory are not the machine's.
+    Each must keep *slo* at each concurrency, the usual ones without *levels*. Speed and memory of servers
+    that are *simulated* are not the machine's.
     """
     comparison = SettingsComparison(tuple(configurations), tuple(levels) or LEVELS, slo, simulated)
     return Check(NAME, comparison.cells, comparison.judge)

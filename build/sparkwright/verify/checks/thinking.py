@@ -120,7 +120,7 @@ def _off(context: Context, seen: CheckedCells) -> Finding:
     return conclude(
         seen,
         "thinking.off",
-        against=[] if context.made_up else against_each(seen, reasoned),
+        against=against_each(seen, reasoned, made_up=context.made_up),
         passed=f"{answers_in(seen)} answers have none",
         warnings=seen.notes,
     )
@@ -128,7 +128,7 @@ def _off(context: Context, seen: CheckedCells) -> Finding:
 
 def _on(context: Context, seen: CheckedCells, on: Observation | None) -> Finding:
     thought = seen.tagged(kind="on")
-    against = [] if context.made_up else against_each(thought, _unparsed)
+    against = against_each(thought, _unparsed, made_up=context.made_up)
     if on is not None and not against and not context.made_up:
         against = _unreasoned(on)
     tokens = [thought_tokens(sample) for sample in on.counted] if on is not None else []

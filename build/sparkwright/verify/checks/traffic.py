@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import resources
 from typing import Any
 
@@ -142,7 +142,7 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
         conclude(
             talk,
             "traffic.template",
-            against=_each(context, talk, lambda sample: role_mark(sample.answer)),
+            against=against_each(talk, lambda _, one: role_mark(one.answer), made_up=context.made_up),
             passed=context.judged(f"{answers_in(talk)} answers hold no marker of a role"),
             measured={"answers": answers_in(talk), "ended by themselves": ended},
             warnings=seen.notes,
@@ -151,10 +151,10 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
         conclude(
             seen,
             "traffic.characters",
-            against=_each(
-                context,
+            against=against_each(
                 seen,
-                lambda sample: broken_characters(sample.text, cut=sample.finish_reason == "length"),
+                lambda _, one: broken_characters(one.text, cut=one.finish_reason == "length"),
+                made_up=context.made_up,
             ),
             passed=context.judged(f"{answers_in(seen)} answers hold none"),
             lenient=True,
@@ -162,7 +162,7 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
         conclude(
             seen,
             "traffic.reasoning",
-            against=_each(context, seen, lambda sample: reasoning_mark(sample.answer)),
+            against=against_each(seen, lambda _, one: reasoning_mark(one.answer), made_up=context.made_up),
             passed=context.judged(f"{answers_in(seen)} answers hold no mark of reasoning"),
             lenient=True,
         ),
@@ -190,11 +190,6 @@ def _cell(context: Context, name: str, kind: str, prompts: tuple[Prompt, ...], *
 
 
 # Judging ------------------------------------------------------------------------------------------------
-
-
-def _each(context: Context, seen: CheckedCells, find: Callable[[Sample], str]) -> list[Reason]:
-    """Return the reasons against answers in which *find* finds something; none if the weights are made up."""
-    return [] if context.made_up else against_each(seen, lambda _, sample: find(sample))
 
 
 def _history(seen: CheckedCells) -> Finding:
@@ -225,10 +220,8 @@ def _tools(context: Context, seen: CheckedCells) -> Finding:
     tools = {tool.name: tool for tool in TOOLS_OFFERED}
     calls = sum(len(sample.tool_calls) for o in seen.sound for sample in o.counted)
     several = sum(len(sample.tool_calls) > 1 for o in seen.sound for sample in o.counted)
-    against = against_each(seen, lambda _, sample: tool_flaw(sample, tools))
-    if context.made_up:
-        against = []
-    elif not calls and not against and seen.sound:
+    against = against_each(seen, lambda _, sample: tool_flaw(sample, tools), made_up=context.made_up)
+    if not (calls or against or context.made_up) and seen.sound:
         against = [(Verdict.INCONCLUSIVE, _uncalled(seen))]
     alone = calls and not several
     return conclude(

@@ -78,7 +78,6 @@ class CheckedCells:
     """A check's cells, sorted into sound observations and trouble.
 
     Attributes:
-        check: the check's name.
         sound: observations that figures may be taken from, in order of the plan.
         troubles: reasons against the others, in order of the plan.
         lacks: reasons by the capability that the server lacks, see `Context`.
@@ -172,9 +171,7 @@ def describe(cell: Cell) -> str:
 def troubles(observation: Observation, *, metered: bool = True) -> tuple[Trouble, ...]:
     """Return every reason for which this observation does not count, the worst and most specific first.
 
-    Args:
-        observation: of one cell.
-        metered: missing counters are a reason.
+    Missing counters are a reason if it should be *metered*.
     """
     found, where = [*_engine(observation), *_failures(observation)], describe(observation.cell)
     if unanswered(observation.canary) and observation.died is None:

@@ -110,10 +110,9 @@ class Request:
         number: from 1, in the order of arrival.
         tokens: prompt and output so far.
         identity: source of the draws that decide acceptance.
-        limit: a fault ends it after so many tokens; 0 for none.
-        limit_finish: the finish reason in that case.
+        limit: a fault ends it after so many tokens, with `limit_finish`; 0 for none.
         computed: tokens whose keys and values are in the cache.
-        hashes: hashes of the full blocks of `tokens`.
+        hashes: of the full blocks of `tokens`.
         filled: number of them that the prefix cache was told of.
         cached: prompt tokens found in the cache when it was first scheduled; -1 before.
         steps: accepted tokens of each step with drafted tokens.

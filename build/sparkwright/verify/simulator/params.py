@@ -87,10 +87,7 @@ def plan_calls(
 def instance(schema: Mapping[str, Any], text: str, item: str = "") -> Any:
     """Return a value that fits *schema*, with words and numbers of *text*.
 
-    Args:
-        schema: JSON schema of objects, arrays, enumerations, integers and strings.
-        text: the question.
-        item: the value of strings, if not empty.
+    It may have objects, arrays, enumerations, integers and strings; these are *item*, if that is not empty.
     """
     if choices := schema.get("enum"):
         return next((choice for choice in choices if str(choice) in text), choices[0])

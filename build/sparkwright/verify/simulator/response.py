@@ -15,12 +15,9 @@ _END_OF_THOUGHTS = "\n</think>\n\n"
 
 
 def usage_of(request: Request, *, more: int = 0, details: bool = True) -> dict[str, Any]:
-    """Return the count of a request's tokens so far.
+    """Return the count of a request's tokens so far, with as many *more* as a fault adds.
 
-    Args:
-        request: the request.
-        more: tokens that a fault adds.
-        details: include the tokens from the prefix cache; only the last count of a stream does.
+    Only the last count of a stream has *details*, the tokens from the prefix cache.
     """
     output = request.output_tokens + more
     usage: dict[str, Any] = {
@@ -80,23 +77,11 @@ class ResponseBuilder:
 
     def delta(self, delta: StreamDelta) -> dict[str, Any]:
         """Return the event of one step's tokens."""
-        tokens = [choice.token for choice in delta.choices]
-        text = self._text(tokens)
-        choice: dict[str, Any] = {"index": 0}
-        if self.params.chat:
-            choice["delta"] = self._message(tokens)
-        else:
-            choice["text"] = text
-        choice["logprobs"] = self._logprobs(delta.choices)
-        choice["finish_reason"] = self._finish(delta.finish)
-        if delta.finish or not self.params.chat:
-            choice["stop_reason"] = None
-        if not self.params.chat:
-            first = self._sent == 0 and self._with_ids
-            choice["prompt_token_ids"] = list(self.params.tokens) if first else None
-        choice["token_ids"] = tokens if self._with_ids else None
-        self._sent += len(tokens)
-        self._offset += len(text)
+        choice = self._choice(delta.choices, delta.finish, "delta", {})
+        if self.params.chat and not delta.finish:
+            del choice["stop_reason"]
+        self._sent += len(delta.choices)
+        self._offset += len(self._text([one.token for one in delta.choices]))
         return self.event([choice], self._running())
 
     def closing(self, *, more: int = 0) -> dict[str, Any]:
@@ -106,22 +91,33 @@ class ResponseBuilder:
     def whole(self, deltas: Sequence[StreamDelta], *, more: int = 0) -> dict[str, Any]:
         """Return the response in one body, for a request without streaming."""
         choices = [choice for delta in deltas for choice in delta.choices]
-        tokens = [choice.token for choice in choices]
-        text = self._text(tokens)
-        one: dict[str, Any] = {"index": 0, "logprobs": self._logprobs(choices)}
-        if self.params.chat:
-            one["message"] = {"role": "assistant", "content": None, **self._message(tokens)}
-        else:
-            one["text"] = text
-            one["prompt_token_ids"] = list(self.params.tokens) if self._with_ids else None
-        one["finish_reason"] = self._finish(deltas[-1].finish)
-        one["stop_reason"] = None
-        one["token_ids"] = tokens if self._with_ids else None
+        role = {"role": "assistant", "content": None}
+        one = self._choice(choices, deltas[-1].finish, "message", role)
         body = self.event([one], usage_of(self.request, more=more))
         body["object"] = "chat.completion" if self.params.chat else "text_completion"
         return body
 
     # Fields ----------------------------------------------------------------------------------------------
+
+    def _choice(
+        self, choices: Sequence[Choice], finish: str, field: str, role: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Return the choice of an event or a body; a chat's text is in *field*, beside its *role*."""
+        tokens = [choice.token for choice in choices]
+        chat, ids = self.params.chat, self._with_ids
+        text = {field: {**role, **self._message(tokens)}} if chat else {"text": self._text(tokens)}
+        first = (
+            {} if chat else {"prompt_token_ids": list(self.params.tokens) if ids and not self._sent else None}
+        )
+        return {
+            "index": 0,
+            **text,
+            "logprobs": self._logprobs(choices),
+            "finish_reason": self._finish(finish),
+            "stop_reason": None,
+            **first,
+            "token_ids": tokens if ids else None,
+        }
 
     @property
     def _with_ids(self) -> bool:

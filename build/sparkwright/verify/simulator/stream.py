@@ -37,8 +37,6 @@ class RequestTrace:
         last_token_written_ns: the same of its last token.
         number: from 1, in the order of arrival.
         accepted_ns: time at which the simulator began to handle it.
-        finish: the finish reason, or empty.
-        fault: the fault that affected it, or empty.
     """
 
     id: str
@@ -290,7 +288,10 @@ class Generation:
             delta = await queue.get()
             if not opened:
                 opened = True
-                await self._open(stream)
+                for event in self._builder.opening():
+                    await stream.event(event)
+                for _ in range(int(faults.value("role-chunks", "many") or 0)):
+                    await stream.event(self._builder.event([self._odd({"role": "assistant"}, "")]))
             if delta is None:
                 await stream.event(ApiError(500, "InternalServerError", DEAD).body())
                 return
@@ -300,12 +301,6 @@ class Generation:
             finish = delta.finish
         if self._usage:
             await stream.event(self._builder.closing(more=self._more))
-
-    async def _open(self, stream: EventStream) -> None:
-        for event in self._builder.opening():
-            await stream.event(event)
-        for _ in range(int(self._settings.faults.value("role-chunks", "many") or 0)):
-            await stream.event(self._builder.event([self._odd({"role": "assistant"}, "")]))
 
     def _odd(self, delta: dict[str, Any], text: str) -> dict[str, Any]:
         """Return a choice without tokens."""
