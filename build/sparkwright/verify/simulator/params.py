@@ -202,6 +202,12 @@ def _read(body: Mapping[str, Any], settings: Settings, named: str, *, chat: bool
     temperature = 1.0 if temperature is None else float(temperature)
     if not math.isfinite(temperature) or temperature < 0:
         raise ApiError(400, "BadRequestError", f"temperature must be non-negative, got {temperature}.")
+    images = images_of(body["messages"][-1]) if chat else ()
+    if images and not settings.images:
+        raise ApiError(400, "BadRequestError", f"{settings.model} is not a multimodal model")
+    budget = body.get("thinking_token_budget") if chat else None
+    if budget is not None and not settings.reasoning:
+        raise ApiError(400, "BadRequestError", "thinking_token_budget needs --reasoning-parser")
     return RequestParams(
         chat=chat,
         thinking=_thinks(body),
@@ -221,39 +227,13 @@ def _read(body: Mapping[str, Any], settings: Settings, named: str, *, chat: bool
         question=question,
         schema=dict(wanted["json_schema"]["schema"]) if chat and wanted.get("type") == "json_schema" else {},
         calls=_calls(body, settings, question) if chat else (),
-        images=_images(body, settings) if chat else (),
-        thinking_budget=_budget(body, settings) if chat else None,
+        images=images,
+        thinking_budget=None if budget is None or "budget-ignored" in settings.faults else int(budget),
     )
 
 
 def _thinks(body: Mapping[str, Any]) -> bool:
     return bool((body.get("chat_template_kwargs") or {}).get("enable_thinking", True))
-
-
-def _budget(body: Mapping[str, Any], settings: Settings) -> int | None:
-    """Return the most tokens of reasoning; `None` for no limit.
-
-    Raises:
-        ApiError: a limit is requested, and the server has no reasoning parser.
-    """
-    budget = body.get("thinking_token_budget")
-    if budget is None:
-        return None
-    if not settings.reasoning:
-        raise ApiError(400, "BadRequestError", "thinking_token_budget needs --reasoning-parser")
-    return None if "budget-ignored" in settings.faults else int(budget)
-
-
-def _images(body: Mapping[str, Any], settings: Settings) -> tuple[str, ...]:
-    """Return the pictures in the last message.
-
-    Raises:
-        ApiError: there are some, and the model takes none.
-    """
-    images = images_of(body["messages"][-1])
-    if images and not settings.images:
-        raise ApiError(400, "BadRequestError", f"{settings.model} is not a multimodal model")
-    return images
 
 
 def _calls(body: Mapping[str, Any], settings: Settings, question: str) -> tuple[tuple[str, str], ...]:

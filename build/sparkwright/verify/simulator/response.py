@@ -47,9 +47,8 @@ class ResponseBuilder:
     delta_kind: str = "content"
     _offset: int = field(default=0, init=False)
     _sent: int = field(default=0, init=False)
-
-    def __post_init__(self) -> None:
-        self._writer = CallWriter(self.params.calls, f"chatcmpl-tool-{self.request.number}")
+    _call: int = field(default=0, init=False)  # that is generated
+    _named: int = field(default=-1, init=False)  # that was sent with its name last
 
     def event(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return one event."""
@@ -141,7 +140,7 @@ class ResponseBuilder:
     def _message(self, tokens: Sequence[int]) -> dict[str, Any]:
         """Return the fields of a chat's text: reasoning first, the rest of *tokens* after it."""
         if self.params.calls:
-            return {"tool_calls": self._writer.parts(self._text(tokens))}
+            return {"tool_calls": self._calls(self._text(tokens))}
         kind = self.delta_kind
         if kind == "tool":
             call: dict[str, Any] = {"index": 0, "function": {"arguments": self._text(tokens)}}
@@ -163,6 +162,27 @@ class ResponseBuilder:
         if thoughts < len(tokens):
             rest = self._text(tokens[thoughts:])
             found["content"] = found.get("content", "") + rest
+        return found
+
+    def _calls(self, text: str) -> list[dict[str, Any]]:
+        """Return the parts of calls in the next piece of *text*, as a tool parser streams them.
+
+        A call's name comes with its first part.
+        """
+        found: list[dict[str, Any]] = []
+        for number, piece in enumerate(text.split(CALLS)):
+            self._call += number > 0
+            if self._call >= len(self.params.calls):
+                break
+            function = {"arguments": piece}
+            call: dict[str, Any] = {"index": self._call, "function": function}
+            if self._call > self._named:
+                self._named = self._call
+                call |= {"id": f"chatcmpl-tool-{self.request.number}-{self._call}", "type": "function"}
+                function["name"] = self.params.calls[self._call][0]
+            elif not piece:
+                continue
+            found.append(call)
         return found
 
     def _finish(self, reason: str) -> str | None:
@@ -215,29 +235,3 @@ class ResponseBuilder:
                 for choice in choices
             ]
         }
-
-
-class CallWriter:
-    """Splits the generated text of an answer into parts of its *calls*, as a tool parser streams them."""
-
-    def __init__(self, calls: Sequence[tuple[str, str]], identity: str) -> None:
-        self._calls, self._identity = calls, identity
-        self._at, self._named = 0, -1
-
-    def parts(self, text: str) -> list[dict[str, Any]]:
-        """Return the parts in the next piece of *text*; the name comes with a call's first one."""
-        found: list[dict[str, Any]] = []
-        for number, piece in enumerate(text.split(CALLS)):
-            self._at += number > 0
-            if self._at >= len(self._calls):
-                break
-            function = {"arguments": piece}
-            call: dict[str, Any] = {"index": self._at, "function": function}
-            if self._at > self._named:
-                self._named = self._at
-                call |= {"id": f"{self._identity}-{self._at}", "type": "function"}
-                function["name"] = self._calls[self._at][0]
-            elif not piece:
-                continue
-            found.append(call)
-        return found
