@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -82,11 +83,7 @@ def _judge(levels: Sequence[int], context: Context, seen: CheckedCells) -> list[
 
 def pair_check(levels: Sequence[int] = LEVELS) -> Check:
     """Return the check that compares two servers at *levels*."""
-    return Check(
-        NAME,
-        lambda context, seen: _cells(levels, context, seen),
-        lambda context, seen: _judge(levels, context, seen),
-    )
+    return Check(NAME, partial(_cells, levels), partial(_judge, levels))
 
 
 # In no profile: `verify compare` selects it.
