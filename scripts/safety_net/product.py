@@ -91,7 +91,7 @@ def commands() -> dict[str, set[str]]:
     import click
 
     from sparkwright.cli import verify
-    from sparkwright.cli.globals import Command
+    from sparkwright.cli.command import Command
     from sparkwright.cli.main import group
 
     found: dict[str, set[str]] = {}
@@ -108,8 +108,8 @@ def commands() -> dict[str, set[str]]:
         }
         found[words.strip()] = options
         if words.strip() == "verify":
-            for name, module in verify._SUBCOMMANDS.items():  # noqa: SLF001 - they are listed nowhere else
-                walk(f"verify {name}", importlib.import_module(module).command, context)
+            for name in verify.SUBCOMMANDS:
+                walk(f"verify {name}", verify.subcommand(name), context)
 
     walk("", group, click.Context(group))
     return found

@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from sparkwright.cli.globals import GLOBAL_OPTIONS, Command, Group, takes
+from sparkwright.cli.command import GLOBAL_OPTIONS, Command, Group, takes
 from sparkwright.cli.main import group, main
 
 NAMES = ("root", "store_url", "series", "patchset", "offline", "quiet", "as_json")

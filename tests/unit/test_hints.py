@@ -1,6 +1,5 @@
 """Hints keep the series, and name commands that exist."""
 
-import importlib
 import re
 import subprocess
 from collections.abc import Iterator
@@ -10,9 +9,9 @@ import click
 import pytest
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.cli.globals import Command
+from sparkwright.cli.command import Command
 from sparkwright.cli.main import COMMANDS, group
-from sparkwright.cli.verify import _SUBCOMMANDS
+from sparkwright.cli.verify import SUBCOMMANDS, subcommand
 from sparkwright.pipeline.checkout import (
     TAKE_SERIES,
     keeping_series,
@@ -85,8 +84,8 @@ def unknown(text: str) -> Iterator[str]:
     for named in re.findall(r"\bsparkwright ([a-z][^\n`'\",;|&()]*)", text):
         words = [word.rstrip(".:") for word in named.partition(" -- ")[0].split()]
         path = next((" ".join(words[:n]) for n in (3, 2, 1) if " ".join(words[:n]) in KNOWN), "")
-        inner = next((word for word in words[1:2] if path == "verify" and word in _SUBCOMMANDS), "")
-        found = importlib.import_module(_SUBCOMMANDS[inner]).command if inner else KNOWN.get(path)
+        inner = next((word for word in words[1:2] if path == "verify" and word in SUBCOMMANDS), "")
+        found = subcommand(inner) if inner else KNOWN.get(path)
         if found is None:
             if words[0] in COMMANDS and named != _NO_COMMAND and re.fullmatch("[a-z-]+", "".join(words[1:2])):
                 yield named

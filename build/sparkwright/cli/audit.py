@@ -1,4 +1,4 @@
-"""``sparkwright audit``."""
+"""``sparkwright audit``, and ``sparkwright companion``: FlashInfer's kernels, compiled ahead of time."""
 
 from __future__ import annotations
 
@@ -7,20 +7,172 @@ from pathlib import Path
 
 import click
 
-from sparkwright.base.errors import AuditError
+from sparkwright.base.errors import AuditError, ConfigError
 from sparkwright.base.text import human_seconds, human_size
-from sparkwright.cli.companion import audit_by_its_list, companion_parts
-from sparkwright.cli.globals import Command, takes
-from sparkwright.cli.result import Part, Result, Table
-from sparkwright.cli.session import Session, run_in_session
+from sparkwright.cli.command import Command, Part, Result, Table, takes, taking
+from sparkwright.cli.options import out_option
+from sparkwright.cli.session import WORK, Session, run_in_session
+from sparkwright.companion.build import CompanionJob, audited, make_companion
 from sparkwright.companion.inspection import CompanionAudit
-from sparkwright.companion.wheel import is_companion
+from sparkwright.companion.model import CompanionSpec, load_companion
+from sparkwright.companion.wheel import is_companion, read_companion
+from sparkwright.engine.flashinfer import LISTS
+from sparkwright.lock.check import require_native
 from sparkwright.native.device_code import KernelClass, Tally
+from sparkwright.native.model import Target
 from sparkwright.pipeline.expected_record import expectation_of
-from sparkwright.pipeline.options import TargetOptions
+from sparkwright.pipeline.options import DEFAULT_PLATFORM, TargetOptions
+from sparkwright.probe.environment import prepare_environment
 from sparkwright.publish.evidence import attach_audit
-from sparkwright.publish.index import dist_folder
+from sparkwright.publish.index import dist_folder, publish
+from sparkwright.recipes.recipe import load_recipe
 from sparkwright.wheel.audit import AuditReport, audit
+
+_OPEN = " (not compiled ahead: its arguments are not known)"
+
+
+@click.command("companion", cls=Command)
+@click.option(
+    "--list",
+    "listing",
+    is_flag=True,
+    help="Show the kernels, what calls them and which recipes need them.",
+)
+@click.option("--recipe", "recipes", multiple=True, help="Only the kernels of this recipe; may be repeated.")
+@click.option("--module", "modules", multiple=True, help="This module besides; may be repeated.")
+@click.option("--arch", default="", help="The card's architecture, such as 12.1a; the lock's by default.")
+@click.option(
+    "--platform", default=DEFAULT_PLATFORM, show_default=True, help="The machine that the wheel is for."
+)
+@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Most compilers at once.")
+@click.option("--keep-going", "-k", is_flag=True, help="Compile the other units when one fails.")
+@out_option
+@taking("series")
+@run_in_session
+def companion_command(
+    session: Session,
+    *,
+    listing: bool,
+    recipes: tuple[str, ...],
+    modules: tuple[str, ...],
+    arch: str,
+    platform: str,
+    jobs: int | None,
+    keep_going: bool,
+    out: Path | None,
+) -> Result:
+    """Compile FlashInfer's kernels ahead of time into a wheel, so that no request waits for a compiler.
+
+    Without --recipe or --module: those of every recipe. Units that were compiled before come from the store.
+    The wheel is audited and listed in the index.
+    """
+    if listing:
+        return _list(session, arch, recipes, modules)
+
+    spec = _spec(session)
+    target = _target(session, platform, arch)
+    chosen = _chosen(spec, target.arch, recipes, modules)
+    job = CompanionJob(
+        access=session.access,
+        lock=session.checkout.lock,
+        spec=spec,
+        target=target,
+        modules=chosen,
+        python=prepare_environment(session.store, offline=session.offline),
+        logs=session.checkout.folder / WORK / "companion",
+        jobs=jobs,
+        keep_going=keep_going,
+    )
+    folder = dist_folder(session.checkout.folder, out).absolute()
+    wheel, passed = make_companion(job, folder)
+    attach_audit(folder, passed)
+    index = publish(folder)
+    left = [name for name in _chosen(spec, target.arch, recipes, modules, stated=False) if name not in chosen]
+    described = {
+        "path": str(wheel.path),
+        "version": wheel.version,
+        "sha256": wheel.sha256,
+        "size": wheel.size,
+    }
+    return Result(
+        {**described, "audit": passed.to_json(), "index": index.url, "not_ahead": left},
+        [
+            *companion_parts(passed),
+            ("wheel", wheel.path),
+            ("index", index.url),
+            *(("left", f"{name}: {spec.modules[name].why}{_OPEN}") for name in left),
+            ("next", "sparkwright serve RECIPE, which installs it with the locked runtime"),
+        ],
+    )
+
+
+def _list(session: Session, arch: str, recipes: tuple[str, ...], modules: tuple[str, ...]) -> Result:
+    spec = _spec(session)
+    target = _target(session, DEFAULT_PLATFORM, arch)
+    chosen = _chosen(spec, target.arch, recipes, modules, stated=False)
+    users = {name: [one for one, wanted in spec.recipes.items() if name in wanted] for name in chosen}
+    ahead = {name: bool(spec.modules[name].generator) for name in chosen}
+    listed = {
+        name: {"recipes": users[name], "why": spec.modules[name].why, "ahead": ahead[name]} for name in chosen
+    }
+    rows = [
+        (name, ", ".join(users[name]) or "none", spec.modules[name].why + ("" if ahead[name] else _OPEN))
+        for name in chosen
+    ]
+    return Result(
+        {"flashinfer": spec.version, "modules": listed},
+        [
+            f"FlashInfer {spec.version}, series {session.checkout.series}",
+            Table(("module", "recipes", "called by"), rows),
+        ],
+    )
+
+
+def audit_by_its_list(session: Session, wheel: Path) -> CompanionAudit:
+    """Return the audit of a companion by the list, and the lock, of the series that has its FlashInfer.
+
+    Raises:
+        ArchiveError, WheelError: see `read_companion`.
+        ConfigError: no list of this checkout has that FlashInfer.
+    """
+    version = str(read_companion(wheel)["flashinfer"].get("version"))
+    for path in sorted((session.checkout.patchsets / LISTS).glob("*.toml")):
+        if (spec := load_companion(path)).version == version:
+            return audited(session.access, session.checkout.of(path.stem).lock, spec, wheel)
+    raise ConfigError(
+        f"{wheel.name} cannot be audited",
+        because=f"it is for FlashInfer {version}, and no series of this checkout has that",
+        next_step="audit it with a checkout whose list has that FlashInfer",
+    )
+
+
+def _chosen(
+    spec: CompanionSpec, arch: str, recipes: tuple[str, ...], modules: tuple[str, ...], *, stated: bool = True
+) -> list[str]:
+    """Return the modules of *recipes*, names or files, and *modules*; see `CompanionSpec.chosen`.
+
+    Raises:
+        UnknownNameError: there is no such recipe or module.
+    """
+    names = [load_recipe(recipe).name for recipe in recipes]
+    return spec.chosen(arch, recipes=names, modules=modules, stated=stated)
+
+
+def _spec(session: Session) -> CompanionSpec:
+    return load_companion(session.checkout.patchsets / LISTS / f"{session.checkout.series}.toml")
+
+
+def _target(session: Session, platform: str, arch: str) -> Target:
+    return Target(platform, arch or require_native(session.checkout.lock).arch)
+
+
+def companion_parts(report: CompanionAudit) -> Iterator[Part]:
+    """Yield the audit of a companion as text."""
+    rows = [(name, human_size(size), str(report.cubins[name])) for name, size in report.modules.items()]
+    yield Table(("module", "size", "cubins"), rows)
+    yield Table(("check", "verdict", "found"), [(one.name, one.verdict, one.detail) for one in report.checks])
+    yield "size", f"{human_size(report.size)} ({report.size} bytes)"
+    yield "sha256", report.sha256
 
 
 @click.command("audit", cls=Command)

@@ -12,9 +12,8 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import BisectionError, unknown_name
 from sparkwright.base.text import human_seconds
-from sparkwright.cli.globals import Command, global_options
+from sparkwright.cli.command import Command, Part, Result, Table, global_options
 from sparkwright.cli.options import job_options, machines_option, require_libraries
-from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import WORK, Session, run_in_session
 from sparkwright.pipeline.options import BuildOptions, TargetOptions
 from sparkwright.search.changes import AXES

@@ -17,9 +17,8 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import sha256_bytes, sha256_file
 from sparkwright.base.errors import UnknownNameError
 from sparkwright.base.text import human_size
-from sparkwright.cli.globals import Group
+from sparkwright.cli.command import Group, Part, Result, Table
 from sparkwright.cli.options import reading_options, together
-from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_read_only
 from sparkwright.publish.channel import CHANNELS, ChannelState, channel_names, require_channel_name
 from sparkwright.publish.channel import history as history_of

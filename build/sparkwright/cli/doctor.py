@@ -14,10 +14,9 @@ import click
 from sparkwright.base.card import card_fields
 from sparkwright.base.errors import SparkwrightError, ToolError
 from sparkwright.base.text import human_size
-from sparkwright.cli.globals import Command, takes, taking
+from sparkwright.cli.command import Command, Result, Table, takes, taking
 from sparkwright.cli.options import SIDECARS, USE, complete_recipe
 from sparkwright.cli.preflight import ask_options
-from sparkwright.cli.result import Result, Table
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.engine.environment import OfferedWheel, plan_environment, sources_here
 from sparkwright.git.repository import require_git

@@ -10,8 +10,7 @@ import click
 from msgspec import structs
 
 from sparkwright.base.config import to_builtins
-from sparkwright.cli.globals import Group, taking
-from sparkwright.cli.result import Part, Result, Table
+from sparkwright.cli.command import Group, Part, Result, Table, taking
 from sparkwright.cli.session import Session, run_in_clone, run_in_session
 from sparkwright.engine.offered import built_wheel, present_specs
 from sparkwright.engine.runtime import requirements_of, resolve_runtime

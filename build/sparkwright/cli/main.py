@@ -14,7 +14,7 @@ import click
 
 from sparkwright import __version__
 from sparkwright.base.errors import SparkwrightError
-from sparkwright.cli.globals import GLOBAL_OPTIONS, Group
+from sparkwright.cli.command import GLOBAL_OPTIONS, Group
 from sparkwright.cli.output import colour, expect_json, json_expected, report, unforeseen
 
 COMMANDS = {
@@ -41,6 +41,12 @@ COMMANDS = {
 
 _HIDDEN = {"task", "worker"}
 """Commands that other machines start over ssh."""
+_MODULES = {
+    **dict.fromkeys(("merge", "patchset", "publish", "status", "wheel"), "build"),
+    "companion": "audit",
+    "task": "worker",
+}
+"""The modules of commands that share one; the others have one of their name, with a `command`."""
 
 # Syntax trees and git's trees are many objects without a cycle, and Python looks for cycles after every
 # 700 new ones: that takes longer than making them.
@@ -64,7 +70,8 @@ class _LateGroup(Group):
             close = difflib.get_close_matches(cmd_name, COMMANDS, n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
             raise click.UsageError(f"There is no command {cmd_name!r}.{hint}", ctx)
-        command: click.Command = importlib.import_module(f"sparkwright.cli.{cmd_name}").command
+        module = importlib.import_module(f"sparkwright.cli.{_MODULES.get(cmd_name, cmd_name)}")
+        command: click.Command = getattr(module, f"{cmd_name}_command" if cmd_name in _MODULES else "command")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -9,9 +9,8 @@ import click
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import NeedsPersonError
-from sparkwright.cli.globals import Command
+from sparkwright.cli.command import Command, Part, Result
 from sparkwright.cli.options import job_options, require_libraries
-from sparkwright.cli.result import Part, Result
 from sparkwright.cli.session import WORK, Session, run_in_clone
 from sparkwright.engine.outcomes import Verifier
 from sparkwright.nightly.deliver import Delivered, deliver, last_night

@@ -14,8 +14,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from sparkwright.base.errors import ToolError
-from sparkwright.cli.globals import takes
-from sparkwright.cli.terminal import showing_events
+from sparkwright.cli.command import takes
+from sparkwright.cli.output import showing_events
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, CompileOptions, TargetOptions
 from sparkwright.publish.index import DIST_VARIABLE
 from sparkwright.recipes.recipe import recipes

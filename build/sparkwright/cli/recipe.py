@@ -14,9 +14,8 @@ import msgspec
 
 from sparkwright.base.config import decode_json, to_builtins
 from sparkwright.base.errors import ConfigError, IncompatibleOptionsError
-from sparkwright.cli.globals import Group, takes, taking
+from sparkwright.cli.command import Group, Part, Result, Table, takes, taking
 from sparkwright.cli.output import printable
-from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.engine.release import CheckedRecipe, check_recipes
 from sparkwright.recipes.commands import Remark

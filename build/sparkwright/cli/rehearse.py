@@ -11,9 +11,8 @@ import click
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ConfigError, SparkwrightError, UndecidedError, VerdictError
 from sparkwright.base.text import human_size
-from sparkwright.cli.globals import Command
+from sparkwright.cli.command import Command, Part, Result, Table
 from sparkwright.cli.options import NAMES, require_libraries, tree_options
-from sparkwright.cli.result import Part, Result, Table
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.merge.engine import merge_patchset
 from sparkwright.pipeline.job import Job

@@ -18,12 +18,10 @@ import msgspec
 
 from sparkwright.base.errors import ConfigError, PreflightError, SparkwrightError
 from sparkwright.base.events import emit, subscribe, task
-from sparkwright.cli.globals import Command, takes
+from sparkwright.cli.command import Command, Result, takes
 from sparkwright.cli.options import FORCE, RECIPE, require_libraries, serving_options, wheel_options
-from sparkwright.cli.output import events_kept, expect_json
-from sparkwright.cli.result import Result
+from sparkwright.cli.output import events_kept, expect_json, showing_events
 from sparkwright.cli.serve_show import Lines, Screen, shown_plan
-from sparkwright.cli.terminal import showing_events
 from sparkwright.engine.environment import (
     Environment,
     OfferedWheel,

@@ -15,9 +15,8 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.base.events import Event, subscribe
 from sparkwright.base.text import human_seconds
-from sparkwright.cli.output import printable
-from sparkwright.cli.result import Part, Result, Table
-from sparkwright.cli.terminal import showing_events
+from sparkwright.cli.command import Part, Result, Table
+from sparkwright.cli.output import printable, showing_events
 from sparkwright.serve.plan import RECIPE_KEY, Plan
 from sparkwright.serve.run import ServeOptions
 from sparkwright.serve.settings import KEY_VARIABLE

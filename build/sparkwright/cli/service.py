@@ -14,7 +14,7 @@ import click
 import msgspec
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.cli.globals import Group
+from sparkwright.cli.command import Group, Part, Result
 from sparkwright.cli.options import (
     FORCE,
     RECIPE,
@@ -23,7 +23,6 @@ from sparkwright.cli.options import (
     serving_options,
     wheel_options,
 )
-from sparkwright.cli.result import Part, Result
 from sparkwright.engine.environment import OfferedWheel, prepare, sources_here
 from sparkwright.engine.installed import read_installed
 from sparkwright.engine.offered import offered_wheel

@@ -19,10 +19,8 @@ from sparkwright.base.errors import (
 )
 from sparkwright.base.events import JsonlSink, emit, subscribe
 from sparkwright.base.text import human_size
-from sparkwright.cli.globals import global_options, taking
-from sparkwright.cli.output import NOT_OURS, crashes_kept
-from sparkwright.cli.result import Part, Result
-from sparkwright.cli.terminal import showing_events
+from sparkwright.cli.command import Part, Result, global_options, taking
+from sparkwright.cli.output import NOT_OURS, crashes_kept, showing_events
 from sparkwright.distributed.cluster import Cluster
 from sparkwright.distributed.tasks import parse_cluster
 from sparkwright.git.repository import Repository, open_repository

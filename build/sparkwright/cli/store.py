@@ -10,8 +10,7 @@ import click
 
 from sparkwright.base.errors import FetchError
 from sparkwright.base.text import human_size
-from sparkwright.cli.globals import Group
-from sparkwright.cli.result import Part, Result, Table
+from sparkwright.cli.command import Group, Part, Result, Table
 from sparkwright.cli.session import Session, run_read_only
 from sparkwright.git.soundness import begin_again, unsoundness
 from sparkwright.store.remote.entries import require_key

@@ -17,7 +17,7 @@ from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import ConfigError, SparkwrightError, UndecidedError, VerdictError
 from sparkwright.base.events import emit
 from sparkwright.base.text import human_seconds, human_size
-from sparkwright.cli.globals import Command, takes
+from sparkwright.cli.command import Command, Result, Table, takes
 from sparkwright.cli.options import (
     NAMES,
     NUMBERS,
@@ -27,10 +27,8 @@ from sparkwright.cli.options import (
     require_libraries,
     together,
 )
-from sparkwright.cli.output import EVENTS, NOT_OURS, events_kept
+from sparkwright.cli.output import EVENTS, NOT_OURS, events_kept, showing_events
 from sparkwright.cli.preflight import check_before_verify
-from sparkwright.cli.result import Result, Table
-from sparkwright.cli.terminal import showing_events
 from sparkwright.distributed.cluster import Cluster
 from sparkwright.distributed.tasks import parse_cluster
 from sparkwright.engine.findings import Verdict
@@ -165,10 +163,15 @@ def options_of(wheel: Path | None, asked: dict[str, Any]) -> VerifyOptions:
     return VerifyOptions(**given, simulator=demo)
 
 
-_SUBCOMMANDS = {
-    "compare": "sparkwright.cli.verify_compare",
-    "eval": "sparkwright.cli.verify_eval",
-}
+SUBCOMMANDS = ("compare", "eval")
+
+
+def subcommand(name: str) -> click.Command:
+    """Return one of `SUBCOMMANDS`."""
+    found: click.Command = getattr(
+        importlib.import_module("sparkwright.cli.verify_compare"), f"{name}_command"
+    )
+    return found
 
 
 class _VerifyCommand(Command):
@@ -179,9 +182,8 @@ class _VerifyCommand(Command):
     ) -> click.Context:
         """Return the context of the subcommand that *args* begins with, or of `verify` itself."""
         first = next(iter(args), "")
-        if first in _SUBCOMMANDS:
-            command: click.Command = importlib.import_module(_SUBCOMMANDS[first]).command
-            return command.make_context(f"{info_name} {first}", args[1:], parent=parent, **extra)
+        if first in SUBCOMMANDS:
+            return subcommand(first).make_context(f"{info_name} {first}", args[1:], parent=parent, **extra)
         return super().make_context(info_name, args, parent=parent, **extra)
 
 

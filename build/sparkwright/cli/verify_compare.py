@@ -1,7 +1,8 @@
-"""``sparkwright verify compare``."""
+"""``sparkwright verify compare`` and ``sparkwright verify eval``."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Sequence
 from functools import partial
@@ -11,15 +12,14 @@ from typing import Any
 import click
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
-from sparkwright.cli.globals import Command, takes
-from sparkwright.cli.options import NUMBERS, UNLOCKED, machines_option, require_libraries
-from sparkwright.cli.output import crashes_kept
+from sparkwright.cli.command import Command, Result, takes
+from sparkwright.cli.options import NAMES, NUMBERS, UNLOCKED, machines_option, require_libraries
+from sparkwright.cli.output import crashes_kept, showing_events
 from sparkwright.cli.preflight import refusal_of
-from sparkwright.cli.result import Result
-from sparkwright.cli.terminal import showing_events
 from sparkwright.cli.verify import (
     DEFAULT_RECIPE,
     FAULTS,
+    MODEL,
     OUT,
     PLAN,
     RESUME,
@@ -34,8 +34,12 @@ from sparkwright.cli.verify import (
     shown,
     shown_plan,
 )
+from sparkwright.engine.cell import Deadlines
+from sparkwright.engine.client.endpoint import Endpoint, check_endpoint, open_session
 from sparkwright.recipes.recipe import recipe_path
+from sparkwright.store.paths import default_home
 from sparkwright.verify.checks.compare import compare_runs
+from sparkwright.verify.evaluation import EvalRequest, evaluate, evaluation_run, read_scores
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.plan import plan_of
 from sparkwright.verify.results import Results, load_run, write_report
@@ -81,7 +85,7 @@ _TAKEN = {
 @RESUME
 @takes("offline", "quiet", "as_json")
 @click.pass_context
-def command(
+def compare_command(
     context: click.Context,
     /,
     *,
@@ -232,3 +236,54 @@ def _options_of(
     given |= {"recipe": recipe, "use": use or given.get("use", "")}
     rival = {"against_recipe": before} if after else {"vary": parse_vary(vary)}
     return VerifyOptions(**given, **rival, profile="demo" if demo else "full", simulator=demo)
+
+
+@click.command("eval", cls=Command)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.option("--url", required=True, help="The server to evaluate.")
+@MODEL
+@click.option("--tasks", type=NAMES, required=True, help="Tasks of lm-evaluation-harness.")
+@click.option("--chat", is_flag=True, help="Send chats, in the model's template, instead of raw prompts.")
+@click.option("--concurrency", type=click.IntRange(min=1), default=8, show_default=True)
+@click.option(
+    "--before",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Folder of an earlier evaluation, to compare with question by question.",
+)
+@click.option("--python", default="", help="An interpreter that has lm-evaluation-harness.")
+@OUT
+@takes("offline", "quiet", "as_json")
+def eval_command(
+    *,
+    url: str,
+    model: str,
+    before: Path | None,
+    out: Path | None,
+    quiet: bool,
+    as_json: bool,
+    **asked: Any,
+) -> Result:
+    """Evaluate tasks with the server at --url, by lm-evaluation-harness.
+
+    It runs as a process of its own: in this environment if it is there, by --python in another, else in one
+    that is made in the cache. ARGUMENTS after -- are its own, such as -- --limit 100 --include_path FOLDER.
+    Tasks that generate text are supported. With --before, a task that lost surely more questions than it won
+    fails.
+    """
+    require_libraries()
+
+    key = os.environ.get("SPARKWRIGHT_API_KEY", "")
+
+    async def served() -> str:
+        endpoint = Endpoint(url, model, key)
+        async with open_session(endpoint) as session:
+            return (await check_endpoint(session, endpoint, Deadlines())).model
+
+    with showing_events(quiet=quiet or as_json):
+        earlier = read_scores(before) if before is not None else ()
+        root = url.rstrip("/").removesuffix("/v1").rstrip("/")
+        request = EvalRequest(root, asyncio.run(served()), api_key=key, **asked)
+        folder = report_folder(out, f"{VerifyOptions(url=url).title}-eval")
+        scores = evaluate(request, folder, default_home() / "evaluation")
+        results = write_report(evaluation_run(request, scores, earlier), folder)
+    return shown(results)

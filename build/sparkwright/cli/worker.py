@@ -1,4 +1,4 @@
-"""``sparkwright worker``."""
+"""The commands that other machines start over ssh: ``sparkwright worker`` and ``sparkwright task``."""
 
 from __future__ import annotations
 
@@ -11,15 +11,22 @@ import click
 import msgspec
 
 from sparkwright.base.card import card_capability
-from sparkwright.base.config import decode_json
+from sparkwright.base.config import decode_json, to_builtins
 from sparkwright.base.errors import ConfigError
 from sparkwright.base.machine import look
-from sparkwright.cli.globals import Command
-from sparkwright.distributed.tasks import GB10, GPU, Offer, WorkerSettings
+from sparkwright.cli.command import Command
+from sparkwright.cli.options import require_libraries
+from sparkwright.cli.output import expect_json, print_json
+from sparkwright.distributed.tasks import GB10, GPU, REQUEST, Offer, WorkerSettings
 from sparkwright.distributed.worker import TaskRunner, serve
+from sparkwright.git.repository import open_repository
 from sparkwright.native.schedule import default_reserve_mib
+from sparkwright.pipeline.remote_units import UnitsRequest, compile_units, unpack_all
 from sparkwright.store.paths import open_store
 from sparkwright.store.remote.tier import open_tier
+from sparkwright.upstream.network import read_settings
+from sparkwright.upstream.releases import Access
+from sparkwright.verify.runner import RunRequest, run_here
 
 
 @click.command("worker", cls=Command, hidden=True)
@@ -38,11 +45,7 @@ def command() -> None:
     environment = {"SPARKWRIGHT_STORE_URL": url} if url else {}
     script = Path(sys.argv[0]).absolute()
     program = (sys.executable, *(("-m", "sparkwright") if script.name == "__main__.py" else (str(script),)))
-    offer = Offer(
-        slots=now.cores,
-        mib=max(1, now.available_mib - default_reserve_mib(now)),
-        has=_offers(),
-    )
+    offer = Offer(slots=now.cores, mib=max(1, now.available_mib - default_reserve_mib(now)), has=_offers())
     runner = TaskRunner(store, program, given.name, environment)
     # Whatever prints writes to the standard error: the standard output has replies alone.
     with os.fdopen(os.dup(1), "wb") as output, store.running():
@@ -52,12 +55,38 @@ def command() -> None:
 
 def _offers() -> tuple[str, ...]:
     """Return what tasks may need of this machine."""
-    found = list[str]()
-    card: tuple[int, ...] = ()
-    with contextlib.suppress(ValueError):
-        card = tuple(map(int, card_capability().split(".")))
-    if card:
-        found.append(GPU)
-    if card == (12, 1):
-        found.append(GB10)
-    return tuple(found)
+    card = card_capability()
+    return (GPU, GB10) if card == "12.1" else (GPU,) if card[:1].isdigit() else ()
+
+
+_KINDS: dict[str, type[UnitsRequest | RunRequest]] = {"units": UnitsRequest, "run": RunRequest}
+
+
+@click.command("task", cls=Command, hidden=True)
+@click.argument("kind", type=click.Choice(list(_KINDS)))
+def task_command(*, kind: str) -> None:
+    """Do what request.json in this folder asks for, print the result as JSON, and leave files in out."""
+    expect_json(expected=True)
+    if kind == "run":
+        require_libraries()
+    try:
+        request = decode_json(Path(REQUEST).read_bytes(), _KINDS[kind])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise _no_task(error) from error
+    store = open_store(remote=open_tier())
+    with store.running(), contextlib.closing(open_repository(store.git)) as repository:
+        unpack_all(repository)
+        access = Access(store, repository, read_settings(offline=False))
+        try:
+            result = run_here(request) if isinstance(request, RunRequest) else compile_units(request, access)
+        except (FileNotFoundError, msgspec.ValidationError) as error:
+            raise _no_task(error) from error
+    print_json(to_builtins(result))
+
+
+def _no_task(error: Exception) -> ConfigError:
+    return ConfigError(
+        f"{Path.cwd()} holds no task of this kind",
+        because=str(error),
+        next_step="run 'sparkwright' with --cluster: it writes the folder, and runs this on each machine",
+    )

@@ -14,7 +14,7 @@ from world import World
 
 from sparkwright.base.digests import to_json
 from sparkwright.base.errors import MissingSourceError, WheelError
-from sparkwright.cli.wheel import native_hint
+from sparkwright.cli.build import native_hint
 from sparkwright.git.repository import open_repository
 from sparkwright.git.trees import FileEntry
 from sparkwright.lock.model import Candidate, SourcePin

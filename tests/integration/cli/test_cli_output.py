@@ -114,7 +114,7 @@ class TestUnforeseen:
         def explode(*_: object) -> None:
             raise ZeroDivisionError("division\nby zero")
 
-        monkeypatch.setattr("sparkwright.cli.wheel.plan", explode)
+        monkeypatch.setattr("sparkwright.cli.build.plan", explode)
         return world
 
     def test_one_clear_line_and_a_traceback_in_a_file(self, broken: World) -> None:

@@ -1,4 +1,4 @@
-"""How work with parts under way is shown: lines for a log, bars on a terminal."""
+"""How work with parts under way is shown: lines for a log, bars on a output."""
 
 import io
 import itertools
@@ -10,7 +10,7 @@ from rich.progress import Progress, TextColumn
 from rich.text import Text
 
 from sparkwright.base.events import Event
-from sparkwright.cli import terminal
+from sparkwright.cli import output
 
 NAMES = ("_moe_C/csrc/libtorch_stable/moe/marlin_moe_wna16/ops.cu", "_C/csrc/cache.cu")
 
@@ -29,7 +29,7 @@ def progress(done: int, *names: str, **details: Any) -> Event:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time, as a list with one number that a test moves on."""
     now = [1000.0]
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(output.time, "monotonic", lambda: now[0])
     return now
 
 
@@ -38,7 +38,7 @@ STARTED = Event("task.started", 0.0, {"name": "compile", "total": 193, "unit": "
 
 class TestLines:
     def test_one_line_says_it_all(self, clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-        show = terminal._PlainLines()
+        show = output._PlainLines()
         show(STARTED)
         clock[0] += 10
         show(progress(57, *NAMES, peak_mib=5120, failed=1, held="memory: 2.1 GiB free"))
@@ -49,7 +49,7 @@ class TestLines:
         )
 
     def test_machines_are_named(self, clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-        show = terminal._PlainLines()
+        show = output._PlainLines()
         show(STARTED)
         clock[0] += 10
         there = [
@@ -62,7 +62,7 @@ class TestLines:
         assert "longest b on spark-2 (4.0 s), on spark-1: 2, spark-2: 1\n" in capsys.readouterr().err
 
     def test_there_are_few_of_them(self, clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-        show = terminal._PlainLines()
+        show = output._PlainLines()
         show(STARTED)
         told = []
         for second in range(300):
@@ -75,7 +75,7 @@ class TestLines:
         assert {after - before for before, after in itertools.pairwise(told)} == {4}
 
     def test_a_silent_task_is_told_of_as_well(self, clock, capsys):
-        show = terminal._PlainLines()
+        show = output._PlainLines()
         show(STARTED)
         show(Event("task.started", 0.0, {"name": "install", "total": None, "unit": "", "done": 0}))
         capsys.readouterr()
@@ -103,7 +103,7 @@ def test_each_task_has_a_bar_until_it_ends() -> None:
             console.print(bars.get_renderable(), soft_wrap=True, no_wrap=True)
         return [line.strip() for line in Text.from_ansi(captured.get()).plain.splitlines() if line.strip()]
 
-    show = terminal._LiveDisplay(bars)
+    show = output._LiveDisplay(bars)
     show(STARTED)
     show(progress(57, peak_mib=5120))
     show(Event("task.started", 0.0, {"name": "load", "total": 4096, "unit": "B", "done": 0}))
