@@ -10,7 +10,7 @@ from checkpoint_kit import DENSE, write_checkpoint
 from preflight_kit import ENGINE, recipe, start
 
 from sparkwright.serve.preflight import run
-from sparkwright.serve.preflight.link import SysFs, check_link, read_link, selects
+from sparkwright.serve.preflight.link import check_link, read_link, selects
 from sparkwright.serve.preflight.run import run_preflight
 
 FAST, SLOW = "enp1s0f0np0", "enP7s7"
@@ -46,11 +46,11 @@ def tree(root, *, fast="200000", state="up", port="4: ACTIVE", rdma=True):
         (device / "ports" / "1" / "state").write_text(f"{port}\n")
         (device / "ports" / "1" / "rate").write_text("200 Gb/sec (4X HDR)\n")
         (device / "device" / "net" / FAST).mkdir(parents=True)
-    return SysFs(root)
+    return root
 
 
-def end(sysfs, host="spark-1", variables=GOOD, **keys):
-    return read_link(variables, sysfs, host=host, **{"nccl": "2.30.7", **keys})
+def end(devices, host="spark-1", variables=GOOD, **keys):
+    return read_link(variables, devices, host=host, **{"nccl": "2.30.7", **keys})
 
 
 def levels(*ends) -> dict[str, str]:
@@ -63,14 +63,15 @@ def pair(tmp_path):
 
 
 def test_sysfs_is_read(tmp_path):
-    sysfs = tree(tmp_path)
-    found = {one.name: one for one in sysfs.interfaces()}
+    link = end(tree(tmp_path))
+    found = {one.name: one for one in link.interfaces}
     assert set(found) == {FAST, SLOW, "enp1s0f1np1", "wlP9s9", "docker0"}
     assert (found[FAST].mbps, found[FAST].up, found[FAST].physical) == (200_000, True, True)
     assert (found["wlP9s9"].mbps, found["wlP9s9"].up, found["docker0"].physical) == (-1, False, False)
-    (port,) = sysfs.rdma()
+    (port,) = link.rdma
     assert (port.state, port.mbps) == ("ACTIVE", 200_000)
-    assert SysFs(tmp_path / "none").interfaces() == SysFs(tmp_path / "none").rdma() == ()
+    none = end(tmp_path / "none")
+    assert none.interfaces == none.rdma == ()
 
 
 def test_a_healthy_pair_is_silent(pair):
@@ -130,16 +131,9 @@ def test_ends_of_different_speed(tmp_path, pair):
     assert levels(pair[0], slower) == {"link-speed": "warn"}
 
 
-def test_the_link_counts_for_two_machines_alone(tmp_path):
-    model = write_checkpoint(tmp_path / "m", DENSE)
-    broken = end(tree(tmp_path / "sys", fast="1000"))
-    alone = start(recipe(model), link=broken)
+def test_this_machines_link_counts_where_two_serve(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "read_link", lambda *_, **told: end(tree(tmp_path / "sys", fast="1000"), **told))
+    alone = start(recipe(write_checkpoint(tmp_path / "m", DENSE)))
     assert run_preflight(alone) == ()
     two = replace(alone, nodes=2, engine=ENGINE)
-    assert "link" in {one.check for one in run_preflight(two)}
-
-
-def test_this_machines_own_devices_are_read(tmp_path, monkeypatch):
-    request = start(recipe(write_checkpoint(tmp_path / "m", DENSE)), nodes=2, engine=ENGINE)
-    monkeypatch.setattr(run, "read_link", lambda *_, **told: end(tree(tmp_path / "sys", fast="1000"), **told))
-    assert {one.check for one in run_preflight(request)} >= {"link", "peer"}
+    assert {one.check for one in run_preflight(two)} >= {"link", "peer"}

@@ -86,7 +86,7 @@ def test_a_dry_run_asks_the_release_about_what_is_set(kind, tmp_path, monkeypatc
         asked.extend(questions)
         return ReleaseAnswer("0.24.0", ((Problem(kind, "--some-flag", "it is so"),) if kind else (),))
 
-    monkeypatch.setattr("sparkwright.engine.release.ask_release", answer)
+    monkeypatch.setattr("sparkwright.cli.serve.ask_release", answer)
     monkeypatch.setenv("SPARKWRIGHT_DIST", str(tmp_path))
     words = ["qwen3.6-27b-dflash", "--series", "0.24", "--dry-run"]
     done = CliRunner().invoke(command, words)

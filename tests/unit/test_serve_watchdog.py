@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from simulator_kit import Bench, settings
 
 from sparkwright.recipes.recipe import load_recipe
+from sparkwright.serve.supervise import notify
 from sparkwright.serve.watchdog import (
     EngineSample,
     Watchdog,
@@ -174,3 +178,21 @@ def test_limits_allow_for_the_longest_step_of_a_recipe() -> None:
     assert WatchLimits.of(large).stall_s == 327.68
     whole = msgspec.structs.replace(recipe, flags={**recipe.flags, "enable-chunked-prefill": False})
     assert WatchLimits.of(whole).stall_s == 491.52
+
+
+# systemd hears of it over its socket ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("abstract", [False, True])
+def test_a_message_arrives(tmp_path: Path, abstract: bool) -> None:  # noqa: FBT001
+    shown = f"@sparkwright-test-{tmp_path.name}-{time.time_ns()}" if abstract else str(tmp_path / "notify")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind("\0" + shown[1:] if abstract else shown)
+        assert notify("READY=1\nSTATUS=serving", {"NOTIFY_SOCKET": shown})
+        assert listener.recv(4096) == b"READY=1\nSTATUS=serving"
+
+
+def test_without_systemd_nothing_is_sent(tmp_path: Path) -> None:
+    assert not notify("READY=1", {})
+    assert not notify("READY=1", {"NOTIFY_SOCKET": "relative"})
+    assert not notify("READY=1", {"NOTIFY_SOCKET": str(tmp_path / "gone")})

@@ -28,6 +28,7 @@ from sparkwright.publish.index import dist_folder, publish
 from sparkwright.recipes.recipe import load_recipe
 from sparkwright.wheel.audit import AuditReport, audit
 
+_CHECKED = ("check", "verdict", "found")
 _OPEN = " (not compiled ahead: its arguments are not known)"
 
 
@@ -68,7 +69,6 @@ def companion_command(
     """
     if listing:
         return _list(session, arch, recipes, modules)
-
     spec = _spec(session)
     target = _target(session, platform, arch)
     chosen = _chosen(spec, target.arch, recipes, modules)
@@ -88,16 +88,18 @@ def companion_command(
     attach_audit(folder, passed)
     index = publish(folder)
     left = [name for name in _chosen(spec, target.arch, recipes, modules, stated=False) if name not in chosen]
-    described = {
-        "path": str(wheel.path),
-        "version": wheel.version,
-        "sha256": wheel.sha256,
-        "size": wheel.size,
-    }
     return Result(
-        {**described, "audit": passed.to_json(), "index": index.url, "not_ahead": left},
+        {
+            "path": str(wheel.path),
+            "version": wheel.version,
+            "sha256": wheel.sha256,
+            "size": wheel.size,
+            "audit": passed.to_json(),
+            "index": index.url,
+            "not_ahead": left,
+        },
         [
-            *companion_parts(passed),
+            *_companion_parts(passed),
             ("wheel", wheel.path),
             ("index", index.url),
             *(("left", f"{name}: {spec.modules[name].why}{_OPEN}") for name in left),
@@ -128,7 +130,7 @@ def _list(session: Session, arch: str, recipes: tuple[str, ...], modules: tuple[
     )
 
 
-def audit_by_its_list(session: Session, wheel: Path) -> CompanionAudit:
+def _audit_by_its_list(session: Session, wheel: Path) -> CompanionAudit:
     """Return the audit of a companion by the list, and the lock, of the series that has its FlashInfer.
 
     Raises:
@@ -166,11 +168,11 @@ def _target(session: Session, platform: str, arch: str) -> Target:
     return Target(platform, arch or require_native(session.checkout.lock).arch)
 
 
-def companion_parts(report: CompanionAudit) -> Iterator[Part]:
+def _companion_parts(report: CompanionAudit) -> Iterator[Part]:
     """Yield the audit of a companion as text."""
     rows = [(name, human_size(size), str(report.cubins[name])) for name, size in report.modules.items()]
     yield Table(("module", "size", "cubins"), rows)
-    yield Table(("check", "verdict", "found"), [(one.name, one.verdict, one.detail) for one in report.checks])
+    yield Table(_CHECKED, [(one.name, one.verdict, one.detail) for one in report.checks])
     yield "size", f"{human_size(report.size)} ({report.size} bytes)"
     yield "sha256", report.sha256
 
@@ -204,7 +206,14 @@ def command(
     whole, for one machine and one card, and without an undefined symbol.
     """
     options = TargetOptions(patchset=patchset, source=source, arch=arch)
-    reports = [_audited(session, wheel, options) for wheel in wheels]
+    reports: list[AuditReport | CompanionAudit] = []
+    for wheel in wheels:
+        if is_companion(wheel.name):
+            reports.append(_audit_by_its_list(session, wheel))
+        else:
+            own = session.of_wheel(wheel)
+            expected = expectation_of(wheel, options, own.checkout.lock, own.job)
+            reports.append(audit(wheel.absolute(), expected))
     for report in reports:
         attach_audit(dist_folder(session.checkout.folder).absolute(), report)
     failures = (_failure(report, allow_skipped=allow_skipped) for report in reports)
@@ -213,13 +222,6 @@ def command(
         [part for report in reports for part in _shown(report)],
         next(filter(None, failures), None),
     )
-
-
-def _audited(session: Session, wheel: Path, options: TargetOptions) -> AuditReport | CompanionAudit:
-    if is_companion(wheel.name):
-        return audit_by_its_list(session, wheel)
-    own = session.of_wheel(wheel)
-    return audit(wheel.absolute(), expectation_of(wheel, options, own.checkout.lock, own.job))
 
 
 def _failure(report: AuditReport | CompanionAudit, *, allow_skipped: bool) -> AuditError | None:
@@ -251,12 +253,11 @@ def _unchecked(report: AuditReport) -> AuditError:
 
 def _shown(report: AuditReport | CompanionAudit) -> Iterator[Part]:
     if isinstance(report, CompanionAudit):
-        yield from companion_parts(report)
+        yield from _companion_parts(report)
         return
     if report.binaries:
         yield _binaries(report)
-    rows = [(check.name, check.verdict, check.detail) for check in report.checks]
-    yield Table(("check", "verdict", "found"), rows, title=report.filename)
+    yield Table(_CHECKED, [(one.name, one.verdict, one.detail) for one in report.checks], report.filename)
     verdict = "passed" if report.passed else "FAILED" if report.failures else "NOT VERIFIED"
     yield f"{verdict} in {human_seconds(report.seconds)}: {human_size(report.size)}, sha256 {report.sha256}"
 

@@ -188,11 +188,7 @@ def wheel_command(
     With --plan nothing is fetched, made or written; a waiting step gets its key when those before have run.
     """
     job = session.job(
-        target,
-        out=out,
-        allow_unproved=allow_unproved,
-        require_native=require_native,
-        compiling=compiling,
+        target, out=out, allow_unproved=allow_unproved, require_native=require_native, compiling=compiling
     )
     if only_plan:
         return _plan(job)
@@ -276,19 +272,14 @@ def _summary(job: Job, state: BuildState) -> dict[str, Any]:
                 "name": outcome.carry,
                 "outcome": str(outcome.kind),
                 "detail": outcome.detail,
-                "proof": _proof(state, outcome.carry),
+                "proof": str(state.proofs[outcome.carry].verdict)
+                if outcome.carry in state.proofs
+                else "none, allowed" * outcome.kind.wants_proof,
             }
             for outcome in report.outcomes
         ],
         "install": install_command(require(state.placed)),
     }
-
-
-def _proof(state: BuildState, carry: str) -> str:
-    proof = state.proofs.get(carry)
-    if proof is not None:
-        return str(proof.verdict)
-    return "none, allowed" if require(state.report).outcome(carry).kind.wants_proof else ""
 
 
 def _wheel_parts(job: Job, state: BuildState, summary: Mapping[str, Any]) -> Iterator[Part]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
@@ -170,14 +170,20 @@ def _commits(found: ResolvedPull) -> Iterator[Part]:
         yield "", "if the request's page shows fewer, it is against another branch: name it with --base"
 
 
-def _files(paths: Iterable[str]) -> Iterator[Part]:
-    named = sorted(paths)
-    yield "files", len(named)
-    yield from _some(named)
+def _files(counts: Mapping[str, tuple[int, int] | None]) -> Iterator[Part]:
+    """Yield the files of a change, each with how many lines it adds and takes away."""
+    yield "files", len(counts)
+    yield from _some(
+        [f"{path}  +{lines[0]} -{lines[1]}" if lines else path for path, lines in sorted(counts.items())]
+    )
 
 
 def _changed(patch: bytes) -> Iterator[Part]:
-    return _files(file.path for file in parse_patch(patch, name="the change").files)
+    files = parse_patch(patch, name="the change").files
+    return _files(
+        {one.path: (sum(len(hunk.added) for hunk in one.hunks), sum(len(hunk.removed) for hunk in one.hunks))
+         for one in files}
+    )  # fmt: skip
 
 
 def _some(lines: Sequence[str]) -> Iterator[Part]:
@@ -274,12 +280,7 @@ def edit(session: Session, *, folder: Path, name: str | None, target: TargetOpti
 
 
 def _editor(job: Job) -> CarryEditor:
-    return CarryEditor(
-        repository=job.repository,
-        pristine=job.pristine.tree,
-        version=job.spec.lock.release.version,
-        find_base=job.find_base,
-    )
+    return CarryEditor(job.repository, job.pristine.tree, job.spec.lock.release.version, job.find_base)
 
 
 @command.command("refresh")
@@ -306,10 +307,9 @@ def _refresh_pull(session: Session, carry: Carry, before: PullRequest) -> Result
     found = resolve_pull(session.store, before.repository, before.number, branch=before.branch)
     now = found.pin
     moved = (now.head, now.base) != (before.head, before.base)
-    if moved:
-        repin(carry, found)
     parts: list[Part] = [f"{carry.name} is up to date: head {before.head[:12]}"]
     if moved:
+        repin(carry, found)
         parts = [
             f"{carry.name}: head {before.head[:12]} → {now.head[:12]}, base {now.base[:12]}",
             *_commits(found),
@@ -323,10 +323,9 @@ def _refresh_own(session: Session, job: Job, carry: Carry, folder: Path | None) 
     lock = job.spec.lock
     require_editable(carry, lock.release.version)
     work = session.checkout.root / ".sparkwright" / "refresh" / carry.name
-    if folder is not None:
-        patch = diff_folder(job.repository, job.pristine.tree, folder)
-    else:
-        patch = _editor(job).moved(carry, work)
+    patch = (
+        diff_folder(job.repository, job.pristine.tree, folder) if folder else _editor(job).moved(carry, work)
+    )
     if not patch:
         raise ConfigError(
             f"nothing is left of {carry.name}",

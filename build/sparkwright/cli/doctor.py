@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import click
@@ -16,9 +17,9 @@ from sparkwright.base.errors import SparkwrightError, ToolError
 from sparkwright.base.text import human_size
 from sparkwright.cli.command import Command, Result, Table, takes, taking
 from sparkwright.cli.options import SIDECARS, USE, complete_recipe
-from sparkwright.cli.preflight import ask_options
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.engine.environment import OfferedWheel, plan_environment, sources_here
+from sparkwright.engine.release import ask_installed
 from sparkwright.git.repository import require_git
 from sparkwright.native.host import MachineCheck, check_gpu, native_checks
 from sparkwright.recipes.recipe import Recipe, served_recipe
@@ -26,11 +27,11 @@ from sparkwright.serve.preflight.facts import PreflightRequest
 from sparkwright.serve.preflight.finding import refusal
 from sparkwright.serve.preflight.hub import Hub
 from sparkwright.serve.preflight.run import inspect_start
+from sparkwright.store.paths import open_store
 from sparkwright.upstream.index import find, list_wheels
 from sparkwright.upstream.network import read_settings
 
 _NEEDED_BYTES = 3 << 30
-_INDEX_REMEDY = "check pip's index-url and extra-index-url"
 
 
 @click.command("doctor", cls=Command)
@@ -56,7 +57,6 @@ def command(
     """
     if not recipe:
         return _check_machine()
-
     chosen = served_recipe(recipe, use)
     report = inspect_start(
         PreflightRequest(
@@ -65,7 +65,7 @@ def command(
             wheel=wheel,
             environment={**os.environ, **({"HF_HUB_OFFLINE": "1"} if offline else {})},
             sidecars_gib=sidecars_gib,
-            ask=ask_options(),
+            ask=partial(ask_installed, open_store()),
             lacks=_lacking(chosen, wheel) if wheel and not python else (),
             hub=Hub(os.environ),
         )
@@ -96,12 +96,27 @@ def _gib(gib: float | None, low: float | None, high: float | None) -> str:
 
 @run_in_session
 def _check_machine(session: Session) -> Result:
+    try:
+        git = MachineCheck("git", "pass", require_git())
+    except ToolError as error:
+        git = MachineCheck("git", "fail", f"{error}; 2.38 or newer is needed", error.next_step)
+    free = shutil.disk_usage(session.store.home).free
+    found = f"{human_size(free)} free in {session.store.home} ({human_size(_NEEDED_BYTES)} wanted)"
+    disk = MachineCheck("disk", "pass", found)
+    if free < _NEEDED_BYTES:
+        remedy = "free some space, or point SPARKWRIGHT_HOME to a larger disk"
+        disk = MachineCheck("disk", "fail", found, remedy)
+    native = session.checkout.lock.native  # a wheel with upstream's kernels needs none of its requirements
     findings = [
-        _git(),
-        _disk(session),
+        git,
+        disk,
         _index(session),
         MachineCheck("machine", "pass", f"{platform.machine()}, {platform.system()} {platform.release()}"),
-        *_native(session),
+        *(
+            native_checks(native, session.store.home)
+            if native
+            else [check_gpu(card_fields("name", "compute_cap", "driver_version"))]
+        ),
     ]
     described = [asdict(one) for one in findings]
     failure = None
@@ -115,25 +130,9 @@ def _check_machine(session: Session) -> Result:
     return Result(described, [Table.of(described, columns)], failure)
 
 
-def _git() -> MachineCheck:
-    try:
-        return MachineCheck("git", "pass", require_git())
-    except ToolError as error:
-        return MachineCheck("git", "fail", f"{error}; 2.38 or newer is needed", error.next_step)
-
-
-def _disk(session: Session) -> MachineCheck:
-    free = shutil.disk_usage(session.store.home).free
-    found = f"{human_size(free)} free in {session.store.home} ({human_size(_NEEDED_BYTES)} wanted)"
-    if free >= _NEEDED_BYTES:
-        return MachineCheck("disk", "pass", found)
-    return MachineCheck("disk", "fail", found, "free some space, or point SPARKWRIGHT_HOME to a larger disk")
-
-
 def _index(session: Session) -> MachineCheck:
     if session.offline:
         return MachineCheck("package index", "skipped", "--offline")
-
     lock = session.checkout.lock
     try:
         listed = find("vllm", lock.release.version, read_settings()) if lock.sdist else []
@@ -143,19 +142,8 @@ def _index(session: Session) -> MachineCheck:
         return MachineCheck("package index", "fail", str(error), error.next_step)
     names = {*(file.filename for file in listed), *(wheel.filename for wheel in by_commit)}
     files = [*lock.wheels.values(), *([lock.sdist] if lock.sdist else [])]
-    missing = {file.filename for file in files} - names
-    if missing:
-        return MachineCheck(
-            "package index", "fail", f"it does not list {', '.join(sorted(missing))}", _INDEX_REMEDY
-        )
-    return MachineCheck(
-        "package index", "pass", f"it lists vllm {lock.release.version} and the wheels of the lock"
-    )
-
-
-def _native(session: Session) -> list[MachineCheck]:
-    """Return the requirements of compiling kernels, none of which a wheel with upstream's needs."""
-    native = session.checkout.lock.native
-    if native is None:
-        return [check_gpu(card_fields("name", "compute_cap", "driver_version"))]
-    return native_checks(native, session.store.home)
+    if missing := {file.filename for file in files} - names:
+        lacks = f"it does not list {', '.join(sorted(missing))}"
+        return MachineCheck("package index", "fail", lacks, "check pip's index-url and extra-index-url")
+    told = f"it lists vllm {lock.release.version} and the wheels of the lock"
+    return MachineCheck("package index", "pass", told)

@@ -123,9 +123,7 @@ def check(session: Session, *, names: tuple[str, ...], series: str) -> Result:
     first check of a series takes a minute.
     """
     found = [load_recipe(name) for name in names] if names else list(recipes().values())
-    results = check_recipes(
-        session.checkout, session.store, session.repository, found, series, offline=session.offline
-    )
+    results = _checked(session, found, series)
     rows = [
         (one.recipe, one.use or "-", one.series, one.version, "fail" if one.refused else "pass",
          "; ".join(map(str, [*one.problems, *one.rules])))
@@ -140,6 +138,11 @@ def check(session: Session, *, names: tuple[str, ...], series: str) -> Result:
         )
     table = Table(("recipe", "use", "series", "vllm", "verdict", "because"), rows)
     return Result(list(map(_described, results)), [table], failure)
+
+
+def _checked(session: Session, found: Sequence[Recipe], series: str) -> Sequence[CheckedRecipe]:
+    checkout, store, repository = session.checkout, session.store, session.repository
+    return check_recipes(checkout, store, repository, found, series, offline=session.offline)
 
 
 def _described(result: CheckedRecipe) -> dict[str, Any]:
@@ -178,9 +181,7 @@ def new(
         settings=settings,
     )  # fmt: skip
     path = _free_path(out, recipe)
-    (found,) = check_recipes(
-        session.checkout, session.store, session.repository, [recipe], series, offline=session.offline
-    )
+    (found,) = _checked(session, [recipe], series)
     recipe, unknown, problems = without_unknown_parsers(recipe, found.problems)
     if refused := [*(str(one) for one in problems if one.refuses), *found.rules]:
         raise IncompatibleOptionsError(
@@ -247,9 +248,7 @@ def import_(session: Session, *, source: str, name: str, out: Path | None) -> Re
     recipe, remarks = import_recipe(_text_of(source), name)
     path = _free_path(out, recipe)
     series = session.checkout.lock.series
-    (found,) = check_recipes(
-        session.checkout, session.store, session.repository, [recipe], series, offline=session.offline
-    )
+    (found,) = _checked(session, [recipe], series)
     recipe, dead = without_dead(recipe, found.problems)
     rules = (Remark("wrong", *rule.split(": ", 1)) for rule in found.rules)
     return _written(path, recipe, (*remarks, *dead, *rules), found.version)

@@ -32,6 +32,7 @@ from sparkwright.engine.environment import (
 )
 from sparkwright.engine.installed import EngineFacts
 from sparkwright.engine.offered import NoWheelError, made_here, makeable_series, offered_wheel
+from sparkwright.engine.release import ReleaseAnswer, ask_installed, ask_release
 from sparkwright.lock.model import series_of
 from sparkwright.merge.engine import merge_patchset
 from sparkwright.pipeline.checkout import keeping_series
@@ -109,13 +110,7 @@ _JSON_S, _TEXT_S = 10.0, 30.0  # between two states
 )
 @takes("offline", "quiet", "as_json")
 def command(
-    *,
-    recipe: str,
-    use: str,
-    dry_run: bool,
-    quiet: bool,
-    as_json: bool,
-    **asked: Any,
+    *, recipe: str, use: str, dry_run: bool, quiet: bool, as_json: bool, **asked: Any
 ) -> Result | None:
     """Serve RECIPE in the foreground: install, start, warm up, announce, report, and stop cleanly.
 
@@ -123,7 +118,6 @@ def command(
     runtime of its series. Ctrl-C asks the server to end; a second one kills it.
     """
     require_libraries("serve")
-
     chosen = with_settings(served_recipe(recipe, use), asked["settings"])
     if not asked["peer"]:
         chosen = as_head(chosen, asked["head"])
@@ -194,7 +188,6 @@ def _with_peer(recipe: Recipe, asked: dict[str, Any]) -> tuple[Recipe, Peer | No
     """Return *recipe* as it is served with the machine of ``--peer``, and that; `None` without one."""
     if not asked["peer"]:
         return recipe, None
-
     if asked["head"]:
         raise ConfigError(
             "it is not clear how two machines serve",
@@ -276,8 +269,6 @@ def _preflight(
     Raises:
         PreflightError: it would not start, or the host not survive it.
     """
-    from sparkwright.engine.release import ask_installed
-
     # What --python names may change in place: only a list of its files identifies it.
     identity = "" if asked["python"] else environment.identity
     ask = partial(ask_installed, store, identity=identity)
@@ -345,7 +336,6 @@ def _check_settings(request: PreflightRequest, series: str, identity: str) -> No
     Raises:
         PreflightError: it does not take one.
     """
-    from sparkwright.engine.release import ReleaseAnswer, ask_installed, ask_release
 
     def ask(python: Path | None, engine: EngineFacts, questions: Sequence[Question]) -> ReleaseAnswer:
         with open_job(Path(), BuildOptions(series=series, offline=True)) as job:

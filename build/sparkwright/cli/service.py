@@ -13,6 +13,7 @@ from typing import Any
 import click
 import msgspec
 
+from sparkwright.base.card import card_capability
 from sparkwright.base.errors import ConfigError
 from sparkwright.cli.command import Group, Part, Result
 from sparkwright.cli.options import (
@@ -28,12 +29,12 @@ from sparkwright.engine.installed import read_installed
 from sparkwright.engine.offered import offered_wheel
 from sparkwright.recipes.recipe import PORT, REHEARSAL, Recipe, served_recipe
 from sparkwright.recipes.rules import check_compatible
-from sparkwright.serve import service
 from sparkwright.serve.preflight.facts import PreflightRequest
 from sparkwright.serve.preflight.finding import require_clear
 from sparkwright.serve.preflight.run import run_preflight
+from sparkwright.serve.service import change, files
 from sparkwright.serve.service.change import has_systemd
-from sparkwright.serve.service.model import ServiceOptions, ServicePlaces, ServiceRecord
+from sparkwright.serve.service.model import ServiceOptions, ServicePlaces, ServiceRecord, load_record
 from sparkwright.serve.settings import reachable, read_key, shell_key, with_settings
 
 _SCOPE = click.option(
@@ -61,17 +62,10 @@ def command() -> None:
 @FORCE
 @click.option("--dry-run", is_flag=True, help="Show every file and command; write nothing.")
 @reading_options
-def install(
-    *,
-    recipe: str,
-    force: bool,
-    dry_run: bool,
-    offline: bool,
-    **asked: Any,
-) -> Result:
+def install(*, recipe: str, force: bool, dry_run: bool, offline: bool, **asked: Any) -> Result:
     """Install RECIPE as a service: a unit of systemd, and an API key of mode 600."""
     chosen, options, places = _described(recipe, asked, offline=offline, force=force)
-    plan = service.plan_install(options, places, _own(recipe))
+    plan = files.plan_install(options, places, _own(recipe))
     if dry_run:
         return _planned(plan, places)
     if not has_systemd(places.scope):
@@ -82,17 +76,18 @@ def install(
         )
     require_libraries("serve")
     wheel = _wheel(asked, chosen, asked["channel"], offline=offline)
-    known = service.load_record(places) if places.record.exists() else ServiceRecord(options)
+    known = load_record(places) if places.record.exists() else ServiceRecord(options)
     channel = asked["channel"] or known.channel
     record = msgspec.structs.replace(known, options=options, channel=channel)
     with _writing(places):
-        made = service.make_key(places.key, shell_key(os.environ))
+        made = files.make_key(places.key, shell_key(os.environ))
         slot = _prepared(places, wheel, chosen, asked, offline=offline)
         record.write(places.record)
-        service.apply_plan(plan)
+        files.apply_plan(plan)
     _change(places, record, slot, wheel.wheel, chosen, predict=not force)
-    service.run_all(plan.afterwards)  # what has never answered is not started at boot
+    files.run_all(plan.afterwards)  # what has never answered is not started at boot
     flag = " --user" if places.scope == "user" else ""
+    log = f"journalctl{flag} -u {places.unit_name}"
     linger = "loginctl enable-linger, so that it starts at boot, without a login" if flag else ""
     return Result(
         {
@@ -104,16 +99,13 @@ def install(
         [
             ("unit", places.unit),
             ("key", f"{places.key}, {'made now' if made else 'as it was'}"),
-            (
-                "serving",
-                f"sparkwright service status {places.name}; journalctl{flag} -u {places.unit_name} -f",
-            ),
+            ("serving", f"sparkwright service status {places.name}; {log} -f"),
             ("next", linger),
         ],
     )
 
 
-def _planned(plan: service.InstallPlan, places: ServicePlaces) -> Result:
+def _planned(plan: files.InstallPlan, places: ServicePlaces) -> Result:
     """Return every file and command of *plan*; the key itself is never shown."""
     parts: list[Part] = []
     for file in plan.files:
@@ -139,11 +131,12 @@ def _planned(plan: service.InstallPlan, places: ServicePlaces) -> Result:
 @reading_options
 def status(*, name: str, **asked: Any) -> Result:
     """Show whether a service brings tokens, and what it serves with; all services without NAME."""
-    names = [name] if name else _installed(asked)
+    installed = _places("any", asked).state.parent.glob("*/service.json")
+    names = [name] if name else sorted(path.parent.name for path in installed)
     found = []
     for one in names:
         places = _places(one, asked)
-        record = service.load_record(places)
+        record = load_record(places)
         good, line = _manager(places, record).state()
         found.append(
             {
@@ -177,11 +170,10 @@ def upgrade(*, name: str, previous: bool, offline: bool, **asked: Any) -> Result
     request, the old one is started again.
     """
     require_libraries("serve")
-
     places = _places(name, asked)
-    record = service.load_record(places)
+    record = load_record(places)
     if previous:
-        back = service.roll_back(service.Slots(places.state), record, _manager(places, record))
+        back = change.roll_back(change.Slots(places.state), record, _manager(places, record))
         back.write(places.record)
     else:
         options = record.options
@@ -189,7 +181,7 @@ def upgrade(*, name: str, previous: bool, offline: bool, **asked: Any) -> Result
         wheel = _wheel(asked, recipe, asked["channel"] or record.channel, offline=offline)
         slot = _prepared(places, wheel, recipe, asked, offline=offline)
         _change(places, record, slot, wheel.wheel, recipe)
-    now = service.load_record(places)
+    now = load_record(places)
     wheels = {"wheel": now.wheels.get(now.current, ""), "previous": now.wheels.get(now.previous, "")}
     return Result({"name": name, **wheels}, [("name", name), *wheels.items()])
 
@@ -203,7 +195,7 @@ def uninstall(*, name: str, purge: bool, **asked: Any) -> Result:
     """Stop and remove a service; its key, variables and environments stay without --purge."""
     places = _places(name, asked)
     own = (places.key, places.variables, places.recipe)
-    there = service.uninstall(places, run_commands=has_systemd(places.scope))
+    there = files.uninstall(places, run_commands=has_systemd(places.scope))
     if purge:
         there += [path for path in own if path.exists()]
         for path in own:
@@ -211,7 +203,7 @@ def uninstall(*, name: str, purge: bool, **asked: Any) -> Result:
         shutil.rmtree(places.state, ignore_errors=True)
     kept = [path for path in (*own, places.state) if path.exists()]
     if not there and not kept:
-        service.load_record(places)  # says that there is none
+        load_record(places)  # says that there is none
     return Result(
         {"removed": [str(path) for path in there], "kept": [str(path) for path in kept]},
         [*(("removed", path) for path in there), *(("kept", path) for path in kept)],
@@ -292,11 +284,6 @@ def _writing(places: ServicePlaces) -> Iterator[None]:
         ) from error
 
 
-def _installed(asked: dict[str, Any]) -> list[str]:
-    folder = _places("any", asked).state.parent
-    return sorted(path.parent.name for path in folder.glob("*/service.json"))
-
-
 # Changing a service ----------------------------------------------------------------------------------------
 
 
@@ -304,7 +291,7 @@ def _prepared(
     places: ServicePlaces, offered: OfferedWheel, recipe: Recipe, asked: dict[str, Any], *, offline: bool
 ) -> str:
     """Return the name of the wheel's environment, made beside the service's others."""
-    sources = sources_here(service.Slots(places.state).place(""))
+    sources = sources_here(change.Slots(places.state).place(""))
     mask = os.umask(0o022)  # the service's user reads what root installs
     try:
         made = prepare(offered, recipe, sources, locked=not asked["unlocked"], offline=offline)
@@ -313,9 +300,9 @@ def _prepared(
     return made.python.parents[1].name
 
 
-def _manager(places: ServicePlaces, record: ServiceRecord) -> service.SystemdManager:
+def _manager(places: ServicePlaces, record: ServiceRecord) -> change.SystemdManager:
     url = reachable(record.options.host, record.options.port)
-    return service.SystemdManager(places.unit_name, places.scope, url, read_key(places.key))
+    return change.SystemdManager(places.unit_name, places.scope, url, read_key(places.key))
 
 
 def _change(
@@ -327,21 +314,17 @@ def _change(
     *,
     predict: bool = False,
 ) -> None:
-    from sparkwright.base.card import card_capability
-
     def preflight(python: Path) -> None:
         found = read_installed(python)
         check_compatible(recipe, found.version, capability=card_capability(), carries=found.carries)
         environment = {**os.environ, "HF_HOME": record.options.models or str(places.models)}
         sidecars_gib = record.options.sidecars_gib
-        findings = run_preflight(
-            PreflightRequest(recipe, python=python, environment=environment, sidecars_gib=sidecars_gib)
-        )
+        request = PreflightRequest(recipe, python, environment=environment, sidecars_gib=sidecars_gib)
         # While the old server holds the memory, what the new one will find free cannot be predicted.
-        require_clear(findings, force=not predict)
+        require_clear(run_preflight(request), force=not predict)
 
-    slots = service.Slots(places.state)
-    changed = service.upgrade(
+    slots = change.Slots(places.state)
+    changed = change.upgrade(
         slots, record, slot, _manager(places, record), wheel=wheel.name, preflight=preflight
     )
     changed.write(places.record)

@@ -13,10 +13,7 @@ from typing import Any, TypeVar
 
 import click
 
-from sparkwright.base.errors import (
-    NotInStoreError,
-    ProcessError,
-)
+from sparkwright.base.errors import NotInStoreError, ProcessError
 from sparkwright.base.events import JsonlSink, emit, subscribe
 from sparkwright.base.text import human_size
 from sparkwright.cli.command import Part, Result, global_options, taking
@@ -30,7 +27,7 @@ from sparkwright.pipeline.job import Job, make_job
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions, CompileOptions, TargetOptions
 from sparkwright.store.disk import storing
 from sparkwright.store.paths import Store, open_store
-from sparkwright.store.remote.tier import RemoteReport, RemoteTier, open_tier
+from sparkwright.store.remote.tier import RemoteReport, open_tier
 from sparkwright.store.upkeep import prune_logs
 from sparkwright.store.usage import ActiveRun
 from sparkwright.upstream.network import read_settings
@@ -52,7 +49,6 @@ class Session:
         checkout: the clone of the project, or outside of one the package's copy.
         repository: the store's git repository.
         offline: use no network.
-        as_json: print results as JSON.
         run: this run's entry in the store, which protects what it uses.
         store_url: the address given with ``--store``; empty without one.
     """
@@ -61,7 +57,6 @@ class Session:
     store: Store
     repository: Repository
     offline: bool
-    as_json: bool
     run: ActiveRun
     store_url: str = ""
 
@@ -74,10 +69,6 @@ class Session:
     def access(self) -> Access:
         """The store and the network settings."""
         return Access(self.store, self.repository, read_settings(offline=self.offline))
-
-    def remote(self) -> RemoteTier | None:
-        """Return the store's remote tier, or `None` where there is none; see `open_tier`."""
-        return open_tier(self.store_url)
 
     def of_wheel(self, wheel: Path) -> Session:
         """Return the session with the lock of the series that *wheel* is of; see `Checkout.of_wheel`."""
@@ -137,24 +128,15 @@ class Session:
         job = make_job(self.checkout, self.store, self.repository, options)
         if not options.compiling.cluster:
             return job
-
         machines = Cluster(address=parse_cluster(options.compiling.cluster), store=self.store)
         return replace(job, cluster=machines)
 
 
 @contextlib.contextmanager
 def _open_session(
-    *,
-    read_only: bool,
-    clone: bool,
-    series: str,
-    patchset: str,
-    root: Path,
-    store_url: str,
-    offline: bool,
-    quiet: bool,
-    as_json: bool,
-) -> Iterator[Session]:
+    *, read_only: bool, clone: bool, root: Path, series: str, patchset: str, store_url: str, offline: bool,
+    quiet: bool, as_json: bool,
+) -> Iterator[Session]:  # fmt: skip
     checkout = open_checkout(root, series, patchset)
     if clone:
         require_clone(checkout)
@@ -177,7 +159,7 @@ def _open_session(
             with store.running() as run:
                 repository = Repository(store.git) if read_only else open_repository(store.git)
                 with contextlib.closing(repository):
-                    yield Session(checkout, store, repository, offline, as_json, run, store_url)
+                    yield Session(checkout, store, repository, offline, run, store_url)
 
 
 def _logs(work: Path) -> tuple[Path, ...]:

@@ -15,6 +15,7 @@ from sparkwright.cli.session import Session, run_read_only
 from sparkwright.git.soundness import begin_again, unsoundness
 from sparkwright.store.remote.entries import require_key
 from sparkwright.store.remote.settings import key_file
+from sparkwright.store.remote.tier import open_tier
 from sparkwright.store.upkeep import (
     KindTotal,
     PruneLimits,
@@ -108,7 +109,7 @@ def status_command(session: Session) -> Result:
     sizes = [*map(_row, kinds)]
     sizes.append(("all", str(sum(t.count for t in kinds)), human_size(sum(t.size for t in kinds)), ""))
     key, failure, remote = require_key(key_file(os.environ)).public.text, None, None
-    tier = session.remote()
+    tier = open_tier(session.store_url)
     rows: list[tuple[str, object]] = [("remote", "none: --store URL, or store.toml, names one")]
     if tier is not None:
         session.require_network("the remote store's state")

@@ -28,7 +28,6 @@ from sparkwright.cli.options import (
     together,
 )
 from sparkwright.cli.output import EVENTS, NOT_OURS, events_kept, showing_events
-from sparkwright.cli.preflight import check_before_verify
 from sparkwright.distributed.cluster import Cluster
 from sparkwright.distributed.tasks import parse_cluster
 from sparkwright.engine.findings import Verdict
@@ -36,11 +35,13 @@ from sparkwright.engine.offered import offered_wheel
 from sparkwright.publish.evidence import attach
 from sparkwright.publish.index import dist_folder
 from sparkwright.recipes.recipe import load_recipe
+from sparkwright.serve.preflight.finding import warn_or_refuse
+from sparkwright.serve.preflight.run import look_before
 from sparkwright.store.paths import open_store
 from sparkwright.store.remote.tier import open_tier
 from sparkwright.verify.datasets import read_prompts
 from sparkwright.verify.journal import FILE, read_journal
-from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.plan import Plan, plan_of
 from sparkwright.verify.report import render_terminal
 from sparkwright.verify.report.figures import consequences
@@ -226,14 +227,14 @@ def command(
     evaluates tasks.
     """
     require_libraries()
-
     key = os.environ.get("SPARKWRIGHT_API_KEY", "")
     with showing_events(quiet=quiet or as_json):
         if resume is not None:
             options = recorded_options(context, resume, asked, key)
         else:
             if not (wheel or any(asked[name] for name in ("python", "url", "demo"))):
-                chosen = offered_wheel(None, "", _series(asked), offline=offline, make=not only_plan)
+                series = load_recipe(asked["recipe"]).series if asked["recipe"] else ()
+                chosen = offered_wheel(None, "", series, offline=offline, make=not only_plan)
                 wheel = chosen.wheel
                 if not (quiet or as_json):
                     click.echo(f"verifying {wheel}: {chosen.why}", err=True)
@@ -271,11 +272,27 @@ def execute(
             cells, requests, tokens = found.totals
             emit("verify.planned", seconds=found.seconds, cells=cells, requests=requests, tokens=tokens)
         if not cluster:
-            check_before_verify(plan.options, offline=offline, force=force)
+            _look_before(plan.options, offline=offline, force=force)
             return run_verification(plan, folder, key, offline=offline, refusal=refusal)
         machines, store = parse_cluster(cluster), open_store(remote=open_tier())
         with store.running():
             return verify_remotely(Cluster(address=machines, store=store), plan.options, folder)
+
+
+def _look_before(options: VerifyOptions, *, offline: bool, force: bool) -> None:
+    """Refuse to verify by a recipe whose server would not start; what does not stop it becomes a warning.
+
+    Raises:
+        PreflightError: it would not start, or the host not survive it.
+    """
+    if not options.recipe or options.url or options.simulator:
+        return
+    named = [(options.recipe, options.use)]
+    named += [recipe_and_use(options.against_recipe)] if options.against_recipe else []
+    python, wheel = (Path(one) if one else None for one in (options.python, options.wheel))
+    for one in named:
+        found = look_before(load_recipe(*one), python=python, wheel=wheel, offline=offline)
+        warn_or_refuse(found, force=force)
 
 
 def _attach(results: Results, options: VerifyOptions) -> None:
@@ -300,11 +317,6 @@ def _attach(results: Results, options: VerifyOptions) -> None:
     attach(
         dist_folder(Path()).absolute(), "verify", sha256, detail, name=f"verify-{detail['run']}", files=files
     )
-
-
-def _series(asked: dict[str, Any]) -> tuple[str, ...]:
-    """Return the series that the recipe to verify by is meant for; none for any."""
-    return load_recipe(asked["recipe"]).series if asked["recipe"] else ()
 
 
 def recorded_options(context: click.Context, folder: Path, asked: dict[str, Any], key: str) -> VerifyOptions:
@@ -374,17 +386,12 @@ def _kept(folder: Path) -> Iterator[None]:
         with events_kept(folder, "name another folder: --out FOLDER"):
             yield
     except (SparkwrightError, *NOT_OURS):
-        _remove_unbegun(made)
+        if made and folder.is_dir() and [path.name for path in folder.iterdir()] == [EVENTS]:
+            (folder / EVENTS).unlink()
+            with contextlib.suppress(OSError):  # something else is in one that we made
+                for place in made:
+                    place.rmdir()
         raise
-
-
-def _remove_unbegun(made: list[Path]) -> None:
-    """Remove the folders in *made*, a run's own first, if nothing is in it but what the command did."""
-    if made and made[0].is_dir() and [path.name for path in made[0].iterdir()] == [EVENTS]:
-        (made[0] / EVENTS).unlink()
-        with contextlib.suppress(OSError):  # something else is in one that we made
-            for place in made:
-                place.rmdir()
 
 
 # What is shown -------------------------------------------------------------------------------------------

@@ -15,7 +15,6 @@ from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.cli.command import Command, Result, takes
 from sparkwright.cli.options import NAMES, NUMBERS, UNLOCKED, machines_option, require_libraries
 from sparkwright.cli.output import crashes_kept, showing_events
-from sparkwright.cli.preflight import refusal_of
 from sparkwright.cli.verify import (
     DEFAULT_RECIPE,
     FAULTS,
@@ -36,7 +35,8 @@ from sparkwright.cli.verify import (
 )
 from sparkwright.engine.cell import Deadlines
 from sparkwright.engine.client.endpoint import Endpoint, check_endpoint, open_session
-from sparkwright.recipes.recipe import recipe_path
+from sparkwright.recipes.recipe import Recipe, recipe_path
+from sparkwright.serve.preflight.run import look_before
 from sparkwright.store.paths import default_home
 from sparkwright.verify.checks.compare import compare_runs
 from sparkwright.verify.evaluation import EvalRequest, evaluate, evaluation_run, read_scores
@@ -114,7 +114,6 @@ def compare_command(
     the one to serve.
     """
     require_libraries()
-
     kind = "" if resume else _compared(before, after, vary)
     if kind:
         refuse_stated(context, f"an option does not go with a comparison of {kind}", _TAKEN[kind])
@@ -134,9 +133,15 @@ def compare_command(
             return shown_plan(plan)
         results = execute(
             plan, out=out, resume=resume, cluster=cluster, offline=offline,
-            refusal=partial(refusal_of, offline=offline),
+            refusal=partial(_refusal, offline=offline),
         )  # fmt: skip
     return shown(results)
+
+
+def _refusal(recipe: Recipe, python: Path, *, offline: bool) -> str:
+    """Return why *recipe* should not be started with the vLLM of *python* on this machine, or empty."""
+    found = look_before(recipe, python=python, offline=offline)
+    return "; ".join(f"{one.what}: {one.because}" for one in found if one.level == "refuse")
 
 
 def _compared(before: str | None, after: str | None, vary: Sequence[str]) -> str:
@@ -271,7 +276,6 @@ def eval_command(
     fails.
     """
     require_libraries()
-
     key = os.environ.get("SPARKWRIGHT_API_KEY", "")
 
     async def served() -> str:

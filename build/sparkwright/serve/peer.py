@@ -28,7 +28,7 @@ from sparkwright.base.process.run import run
 from sparkwright.base.ssh import SshHost, parse_host
 from sparkwright.recipes.recipe import Recipe
 from sparkwright.serve.preflight.finding import warn_or_refuse
-from sparkwright.serve.preflight.link import LinkFacts, SysFs, check_link, read_link
+from sparkwright.serve.preflight.link import LinkFacts, check_link, read_link
 from sparkwright.serve.settings import as_head
 
 CHILD = Path(__file__).with_name("child") / "peer.py"
@@ -83,7 +83,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
                     place.write_text(text, encoding="utf-8")
                 else:
                     place.mkdir(exist_ok=True)
-            return read_link(variables, SysFs(Path(folder)), host=host)
+            return read_link(variables, Path(folder), host=host)
 
     def rdma_of(self, interface: str) -> list[str]:
         """Return the RDMA devices of the *interface*."""

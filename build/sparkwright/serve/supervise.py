@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import socket
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sparkwright.base.errors import ServerEndedError
 from sparkwright.base.events import emit, warn
 from sparkwright.serve.engine import ServedEngine, keep_incident, rotate
-from sparkwright.serve.notify import notify
 from sparkwright.serve.watchdog import EngineSample, Judgement, Watchdog, WatchLimits
 
 _KEPT_SAMPLES = 240
@@ -143,3 +144,19 @@ async def _stop(task: asyncio.Task[Any]) -> None:
 
 def _tell(status: str, because: str) -> None:
     notify(f"STATUS={status}{f': {because}' if because else ''}")
+
+
+def notify(message: str, environment: Mapping[str, str] | None = None) -> bool:
+    """Send *message*, such as ``READY=1``, to systemd; return false where it does not listen."""
+    address = (os.environ if environment is None else environment).get("NOTIFY_SOCKET", "")
+    if not address.startswith(("/", "@")):
+        return False
+    if address.startswith("@"):  # an abstract socket
+        address = "\0" + address[1:]
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
+            sender.connect(address)
+            sender.sendall(message.encode())
+    except OSError:
+        return False
+    return True

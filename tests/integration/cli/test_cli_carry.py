@@ -44,6 +44,7 @@ class TestNew:
         (tree / "vllm" / "__pycache__" / "x.pyc").write_bytes(b"\0")
         ran = world.good("carry", "new", "count", "--from", tree, *NEW)
         assert "patchsets/spark.toml" in ran.out
+        assert "vllm/fresh.py  +1 -0" in ran.out
         patch = (world.root / "carries" / "count" / "1.2.0.patch").read_text()
         assert patch.count("diff --git") == 3
         assert "\n " not in patch, "there are no context lines"

@@ -18,7 +18,6 @@ from sparkwright.serve.preflight.checkpoint import Checkpoint, find_folder, read
 from sparkwright.serve.preflight.finding import Finding, finding
 from sparkwright.serve.preflight.hub import Hub, RemoteModel
 from sparkwright.serve.preflight.kv_plan import KvOptions, kv_options
-from sparkwright.serve.preflight.link import LinkFacts
 from sparkwright.serve.preflight.machine import HostFacts, read_host
 
 AskOptions = Callable[[Path | None, EngineFacts, Sequence[Question]], ReleaseAnswer | None]
@@ -36,7 +35,6 @@ class PreflightRequest:
         sidecars_gib: memory that other programs will take beside the server.
         ask: asks the release for its options; `None` leaves flags and variables to the engine.
         nodes: machines that serve together; 0 takes the recipe's.
-        link: facts of this end of the link between two machines; read here where `None`.
         lacks: kernels of FlashInfer that a wheel will be installed without.
         hub: where models that are not on this machine are read; `None` reads none.
     """
@@ -52,7 +50,6 @@ class PreflightRequest:
     port: int = 0
     ask: AskOptions | None = None
     nodes: int = 0
-    link: LinkFacts | None = None
     lacks: tuple[str, ...] = ()
     hub: Hub | None = None
 

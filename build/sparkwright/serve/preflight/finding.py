@@ -13,7 +13,7 @@ from sparkwright.base.errors import PreflightError
 from sparkwright.base.events import warn
 
 Level = Literal["refuse", "warn", "note"]
-_ORDER: tuple[Level, ...] = ("refuse", "warn", "note")
+LEVELS: tuple[Level, ...] = ("refuse", "warn", "note")
 _SHOWN = 3
 
 
@@ -61,11 +61,6 @@ def listed(names: Collection[str]) -> str:
     """Return the first of *names*, and how many more there are."""
     shown = ", ".join(list(names)[:_SHOWN])
     return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
-
-
-def sorted_findings(found: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return *found* by level, the worst first, and otherwise in the order of the checks."""
-    return tuple(sorted(found, key=lambda one: _ORDER.index(one.level)))
 
 
 def refusals(found: Iterable[Finding], *, force: bool = False) -> tuple[Finding, ...]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from sparkwright.base.config import Model
@@ -66,69 +65,44 @@ class LinkFacts(Model, frozen=True):
         return tuple(one for one in self.interfaces if one.up and one.mbps >= FAST_MBPS)
 
 
-@dataclass(frozen=True)
-class SysFs:
-    """The kernel's description of devices.
-
-    Attributes:
-        root: the folder with ``class``, ``/sys`` on a machine.
-    """
-
-    root: Path = field(default_factory=lambda: Path("/sys"))
-
-    def interfaces(self) -> tuple[Interface, ...]:
-        """Return the network interfaces (sysfs-class-net)."""
-        folder = self.root / "class" / "net"
-        names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-        return tuple(
-            Interface(
-                name=name,
-                mbps=_number(folder / name / "speed"),
-                up=_text(folder / name / "operstate") == "up",
-                physical=(folder / name / "device").exists(),
+def _interfaces(devices: Path) -> Iterator[Interface]:
+    """Yield the network interfaces (sysfs-class-net)."""
+    for place in sorted((devices / "class" / "net").glob("*/")):
+        if place.name != "lo":
+            speed = _text(place / "speed")
+            yield Interface(
+                name=place.name,
+                mbps=int(speed) if speed.lstrip("-").isdecimal() else -1,
+                up=_text(place / "operstate") == "up",
+                physical=(place / "device").exists(),
             )
-            for name in names
-            if name != "lo" and (folder / name).is_dir()
-        )
 
-    def rdma(self) -> tuple[RdmaPort, ...]:
-        """Return the ports of RDMA devices (sysfs-class-infiniband)."""
-        folder = self.root / "class" / "infiniband"
-        found = []
-        for device in sorted(folder.iterdir()) if folder.is_dir() else ():
-            ports = device / "ports"
-            for port in sorted(ports.iterdir()) if ports.is_dir() else ():
-                # They read `4: ACTIVE` and `200 Gb/sec (4X HDR)`.
-                state = _text(port / "state").rpartition(":")[2].strip()
-                rate = re.match(r"([\d.]+)\s*Gb/sec", _text(port / "rate"))
-                speed = int(float(rate.group(1)) * 1000) if rate else -1
-                number = int(port.name) if port.name.isdecimal() else 0
-                found.append(RdmaPort(device=device.name, port=number, state=state, mbps=speed))
-        return tuple(found)
+
+def _rdma(devices: Path) -> Iterator[RdmaPort]:
+    """Yield the ports of RDMA devices (sysfs-class-infiniband)."""
+    for port in sorted((devices / "class" / "infiniband").glob("*/ports/*")):
+        # They read `4: ACTIVE` and `200 Gb/sec (4X HDR)`.
+        state = _text(port / "state").rpartition(":")[2].strip()
+        rate = re.match(r"([\d.]+)\s*Gb/sec", _text(port / "rate"))
+        speed = int(float(rate.group(1)) * 1000) if rate else -1
+        number = int(port.name) if port.name.isdecimal() else 0
+        yield RdmaPort(device=port.parents[1].name, port=number, state=state, mbps=speed)
 
 
 def _text(path: Path) -> str:
-    with contextlib.suppress(
-        OSError, UnicodeDecodeError
-    ):  # speed cannot be read of an interface that is down
+    with contextlib.suppress(OSError, UnicodeDecodeError):  # the speed of an interface that is down
         return path.read_text(encoding="ascii").strip()
     return ""
 
 
-def _number(path: Path) -> int:
-    text = _text(path)
-    return int(text) if text.lstrip("-").isdecimal() else -1
-
-
 def read_link(
-    environment: Mapping[str, str], sysfs: SysFs | None = None, *, host: str, nccl: str = ""
+    environment: Mapping[str, str], devices: Path = Path("/sys"), *, host: str, nccl: str = ""
 ) -> LinkFacts:
-    """Return the facts of this end."""
-    sysfs = sysfs or SysFs()
+    """Return the facts of this end; *devices* is the kernel's description of them."""
     return LinkFacts(
         host=host,
-        interfaces=sysfs.interfaces(),
-        rdma=sysfs.rdma(),
+        interfaces=tuple(_interfaces(devices)),
+        rdma=tuple(_rdma(devices)),
         variables={name: environment[name] for name in _VARIABLES if environment.get(name)},
         nccl=nccl,
     )

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from sparkwright.engine.installed import EngineFacts
 from sparkwright.engine.models import cache_folder
-from sparkwright.recipes.recipe import TINY
+from sparkwright.engine.release import ask_installed
+from sparkwright.recipes.recipe import TINY, Recipe
+from sparkwright.serve.preflight.checkpoint import find_folder
 from sparkwright.serve.preflight.drafter import (
     check_draft_cache,
     check_draft_runner,
@@ -23,15 +28,17 @@ from sparkwright.serve.preflight.engine_checks import (
 )
 from sparkwright.serve.preflight.facts import PreflightRequest, StartFacts, read_facts
 from sparkwright.serve.preflight.files import check_files, check_quantization
-from sparkwright.serve.preflight.finding import Finding, sorted_findings
+from sparkwright.serve.preflight.finding import LEVELS, Finding
 from sparkwright.serve.preflight.hub import check_disk, check_fetched
 from sparkwright.serve.preflight.link import check_link, read_link
 from sparkwright.serve.preflight.machine import check_machine
 from sparkwright.serve.preflight.memory import Budget, BudgetRow, budget_rows, check_memory, make_budget
 from sparkwright.serve.preflight.shape import model_shape
+from sparkwright.store.paths import open_store
 
 OF_HOST = frozenset({"glibc", "port", "room"})
 """Checks of the host alone, whatever is served."""
+_OF_THE_MACHINE = frozenset({"card", "driver", "port"})
 EARLY = OF_HOST | {
     "available", "card", "compiler", "compute-mode", "disk", "driver", "headers", "host-reserve",
     "model-fetched", "model-missing", "model-refused", "weights",
@@ -60,7 +67,25 @@ def inspect_start(request: PreflightRequest) -> PreflightReport:
     found = [*facts.problems, *_machine(facts), *_models(facts), *_link(facts)]
     if not request.recipe.made_up:
         found += check_memory(budget)
-    return PreflightReport(sorted_findings(found), budget_rows(budget), budget)
+    found.sort(key=lambda one: LEVELS.index(one.level))  # and within a level in the order of the checks
+    return PreflightReport(tuple(found), budget_rows(budget), budget)
+
+
+def look_before(
+    recipe: Recipe, *, python: Path | None = None, wheel: Path | None = None, offline: bool = False
+) -> Sequence[Finding]:
+    """Return what speaks against serving *recipe* at any free port of this machine.
+
+    Of a model that is not here, the machine alone is judged; recipes with generated weights are left to the
+    server.
+    """
+    if recipe.made_up:
+        return ()
+    environment = {**os.environ, **({"HF_HUB_OFFLINE": "1"} if offline else {})}
+    ask = partial(ask_installed, open_store())
+    found = run_preflight(PreflightRequest(recipe, python, wheel, environment=environment, ask=ask))
+    here = find_folder(recipe.model, environment) is not None
+    return found if here else [one for one in found if one.check in _OF_THE_MACHINE]
 
 
 def _machine(facts: StartFacts) -> Iterator[Finding]:
@@ -98,5 +123,6 @@ def _link(facts: StartFacts) -> Iterator[Finding]:
     request = facts.request
     if (request.nodes or request.recipe.nodes) > 1:
         nccl = facts.engine.nccl if facts.engine else ""
-        here = read_link(request.variables, host=platform.node() or "this machine", nccl=nccl)
-        yield from check_link((request.link or here,))
+        yield from check_link(
+            (read_link(request.variables, host=platform.node() or "this machine", nccl=nccl),)
+        )
