@@ -45,6 +45,7 @@ from sparkwright.distributed import worker
 {extra}
 if sys.argv[1:3] == ["task", "units"]:
     from unit_kit import make_toolchain
+    from sparkwright.cli import worker as task
     from sparkwright.pipeline import remote_units
     chain = replace(make_toolchain(Path({folder!r}, str(os.getpid()))), key={key!r})
     remote_units.prepare_toolchain = lambda *_, **__: chain
