@@ -129,7 +129,8 @@ def test_mutations_of_a_carry_that_does_not_merge_are_not_left_out(script, world
     [
         ("any(iter(int, 1)) or value", {"seconds": 3}, "it ran for more than 3 s"),
         (
-            "value if bytearray(900 << 20) and not __import__('time').sleep(9) else 0",
+            # anew each time: a system that takes idle pages back would let what sleeps go unnoticed
+            "any(not b'x' * (900 << 20) for _ in iter(int, 1)) or value",
             {"memory-mib": 400},
             "MiB",
         ),
