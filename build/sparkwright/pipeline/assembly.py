@@ -222,8 +222,9 @@ def audit_wheel(job: Job, state: BuildState) -> Step[dict[str, Any]]:
         except SparkwrightError:
             job.store.require_intact(wheel.sha256)  # else the store is damaged, not the wheel
             raise
-        job.store.put_record("audit", key or "", report.to_json())
-        return find() or {}
+        record = report.to_json()
+        job.store.put_record("audit", key or "", record)
+        return record
 
     return Step("audit", key, find, make)
 

@@ -163,10 +163,9 @@ def _attach_audit(job: Job, state: BuildState) -> None:
     """Attach the audit of the wheel in the user's folder to its digest there, unless one is attached."""
     from sparkwright.publish.evidence import FOLDER, attach, audit_detail
 
-    wheel, record = require(state.wheel), state.audit or {}
-    # Records of earlier versions do not state what was not checked.
-    if "unchecked" in record and not (job.out / FOLDER / wheel.sha256 / "audit.json").exists():
-        attach(job.out, "audit", wheel.sha256, audit_detail(record))
+    digest = require(state.wheel).sha256
+    if not (job.out / FOLDER / digest / "audit.json").exists():
+        attach(job.out, "audit", digest, audit_detail(require(state.audit)))
 
 
 # Planning -----------------------------------------------------------------------------------------

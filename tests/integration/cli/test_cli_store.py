@@ -134,13 +134,11 @@ def test_pruning_again_and_again_never_hinders_a_build(world: World) -> None:
     age([entry.path for entry in stored if entry.kind not in {"environments", "git"}], 10)
     build = world.start("wheel")
     wait_until(lambda: oldest_run(world.store.runs))
-    removed, in_use = 0, set()
+    removed = 0
     while build.poll() is None:
         done = world.good("store", "prune", "--keep-size", "0", "--json").json
         removed += sum(kind["count"] for kind in done["removed"])
-        in_use |= {kind["kind"] for kind in done["in-use"]}
     out, err = build.communicate()
     assert build.returncode == 0, (out, err)
     assert world.wheels[0].read_bytes() == before
     assert removed
-    assert "environments" in in_use

@@ -129,7 +129,7 @@ def test_mutations_of_a_carry_that_does_not_merge_are_not_left_out(script, world
     [
         ("any(iter(int, 1)) or value", {"seconds": 3}, "it ran for more than 3 s"),
         (
-            # anew each time: a system that takes idle pages back would let what sleeps go unnoticed
+            # Write memory again and again: Linux may reclaim the idle pages of a process that sleeps (DAMON).
             "any(not b'x' * (900 << 20) for _ in iter(int, 1)) or value",
             {"memory-mib": 400},
             "MiB",
