@@ -14,7 +14,7 @@ from test_cli_bisect import culprits
 from world import World
 
 from sparkwright.base.digests import sha256_bytes
-from sparkwright.base.errors import ClusterError, ConfigError
+from sparkwright.base.errors import BisectionError, ClusterError, ConfigError
 
 pytest_plugins = "cluster_fixtures"
 MACHINE = platform.machine()
@@ -103,6 +103,19 @@ def test_a_wheel_that_cannot_be_served_is_untestable(reachable: World) -> None:
     ran = reachable.call(*words(reachable, "verify boot"), "--try=culprit:added")
     assert (ran.status, ran.json["verdict"]) == (1, "bad")
     assert "gone_#" in ran.json["signature"]
+
+
+@pytest.mark.slow
+def test_a_carry_that_slows_each_step_is_named_by_a_metric(reachable: World) -> None:
+    plant(reachable, "slow", alone=True)
+    ran = reachable.good(*words(reachable, "metric decode-tok-s@1 --worse-by 5%"))
+    assert culprits(ran) == ["culprit:added"]
+    assert ran.json["calibration"]["signature"].startswith("metric decode-tok-s@")
+    harmless(reachable, 1)
+    commit(reachable, "as slow as before")
+    ran = reachable.call(*words(reachable, "metric decode-tok-s@1 --worse-by 5%"))
+    assert (ran.status, ran.json["error"]["kind"]) == (BisectionError.exit_code, "BisectionError"), ran.said
+    assert "is not bad" in ran.json["error"]["what"]
 
 
 @pytest.mark.parametrize(
