@@ -11,6 +11,7 @@ from click.testing import CliRunner
 
 from sparkwright.cli.command import GLOBAL_OPTIONS, Command, Group, takes
 from sparkwright.cli.main import group, main
+from sparkwright.cli.options import NAMES as LISTED
 
 NAMES = ("root", "store_url", "series", "patchset", "offline", "quiet", "as_json")
 
@@ -68,6 +69,10 @@ def test_they_stand_anywhere_behind_the_command(place: int, tmp_path: Path) -> N
 @click.command(cls=Command)
 @click.option("--out", type=click.Path(path_type=Path), default=Path("there"))
 @click.option("--days", type=click.FloatRange(min=0), default=1.0)
+@click.option("--name", default="")
+@click.option("--names", type=LISTED, default=())
+@click.option("--set", multiple=True)
+@click.option("--any", type=click.UNPROCESSED)
 def sized(**values: Any) -> None:
     """Print what it gets."""
     click.echo(json.dumps(values, default=str))
@@ -77,13 +82,18 @@ def sized(**values: Any) -> None:
     ("words", "code", "said"),
     [
         (["--out", "."], 0, '{"out": "."'),
-        (["--out="], 2, "it is empty"),
+        (["--out="], 2, "it is empty; name a file or folder"),
+        (["--name", ""], 2, "it is empty; leave it out, or give a value"),
+        (["--names", ""], 2, "it is empty; leave it out, or give a list"),
+        (["--names", " , "], 2, "it is empty; leave it out, or give a list"),
+        (["--set", ""], 2, "it is empty; leave it out, or give a value"),
+        (["--any", ""], 0, '"any": ""'),
         (["--days", "2"], 0, '"days": 2.0'),
         (["--days", "nan"], 2, "nan is no number of anything"),
         (["--days", "1e999"], 2, "inf is no number of anything"),
     ],
 )
-def test_an_empty_path_and_numbers_without_end_are_refused(words: list[str], code: int, said: str) -> None:
+def test_empty_values_and_numbers_without_end_are_refused(words: list[str], code: int, said: str) -> None:
     result = CliRunner().invoke(sized, words)
     assert (result.exit_code, said in result.output) == (code, True), result.output
 

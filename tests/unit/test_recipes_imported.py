@@ -108,6 +108,7 @@ def test_two_cards_are_two_machines_and_more_are_refused() -> None:
         "docker run ghcr.io/x/image",  # whose own script decides
         "docker run --entrypoint /bin/bash org/vllm:v1",  # a shell, not the server
         f"{SERVE}\n{SERVE}",
+        f"{SERVE} & {SERVE}",
         "vllm serve --max-model-len 4",
         "vllm serve $MODEL",
         ': "${MODEL:?say which}"\nvllm serve $MODEL',
@@ -206,6 +207,8 @@ def test_an_option_and_one_behind_its_dot_clash() -> None:
 def test_what_only_names_a_command_is_none(beside: str) -> None:
     assert import_recipe(f"{beside}\nvllm serve org/m --seed 1")[0].model == "org/m"
     assert import_recipe("vllm serve org/m --tag a#b")[0].flags["tag"] == "a#b"
+    assert import_recipe("vllm serve org/m --tag 'a&b' &> log & wait")[0].flags == {"tag": "a&b"}
+    assert import_recipe("vllm serve org/m --seed 1 2>&1 |& tee log")[0].flags == {"seed": 1}
 
 
 def test_yaml_without_a_model_names_none() -> None:
@@ -254,6 +257,9 @@ def test_a_secret_in_a_description_or_the_models_address_is_not_kept() -> None:
         with pytest.raises(ConfigError, match="holds a secret") as caught:
             import_recipe(f"vllm serve '{address}'")
         assert "word" not in str(caught.value)
+    with pytest.raises(ConfigError, match="no recipe of vLLM") as caught:
+        import_recipe(f"model: org/m\nruntime: {token}\n")
+    assert "hf_abc" not in f"{caught.value} {caught.value.because}"
     assert import_recipe("vllm serve s3://bucket/m")[0].model == "s3://bucket/m"
 
 

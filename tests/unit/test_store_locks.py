@@ -140,6 +140,9 @@ def test_the_home_is_chosen_by_the_environment(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("SPARKWRIGHT_HOME", str(tmp_path / "chosen"))
     assert default_home() == tmp_path / "chosen"
     assert open_store().home == tmp_path / "chosen"
+    monkeypatch.setenv("SPARKWRIGHT_HOME", "/proc/x")
+    with pytest.raises(StorageError, match="opening the store /proc/x failed"):
+        open_store()
     monkeypatch.setenv("SPARKWRIGHT_HOME", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert default_home() == tmp_path / "cache" / "sparkwright"

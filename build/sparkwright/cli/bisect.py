@@ -53,7 +53,11 @@ _OF_THE_RUN = frozenset({"words", "attempted", "listing"})
 )
 @click.option("--profile", default="", help="How much is measured then: full, smoke, demo or cpu.")
 @click.option(
-    "--try", "attempted", metavar="IDS", help="Judge one candidate: the older end with these changes."
+    "--try",
+    "attempted",
+    type=click.UNPROCESSED,
+    metavar="IDS",
+    help="Judge one candidate: the older end with these changes, or with none.",
 )
 @click.option("--list", "listing", is_flag=True, help="List the changes between the ends, and judge nothing.")
 @job_options

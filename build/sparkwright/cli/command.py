@@ -191,14 +191,18 @@ class Command(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse, and know if the result is shown as JSON.
 
-        An empty path, as a shell variable gives that is not set, would be the present folder.
+        An empty value, as a shell variable gives that is not set, would be the present folder, or the
+        default. An option that may be empty is of the type `click.UNPROCESSED`.
         """
         stated, _, _ = self.make_parser(ctx).parse_args(args=list(args))
         rest = super().parse_args(ctx, args)
         for one in self.params:
             value = ctx.params.get(str(one.name))
-            if isinstance(one.type, click.Path) and stated.get(str(one.name)) == "":
-                raise click.BadParameter("it is empty; name a file or folder", ctx, one)
+            given = stated.get(str(one.name))
+            path, takes_any = isinstance(one.type, click.Path), one.type is click.UNPROCESSED
+            if (path or (isinstance(one, click.Option) and not takes_any)) and given in ("", [""]):
+                what = "name a file or folder" if path else "leave it out, or give a value"
+                raise click.BadParameter(f"it is empty; {what}", ctx, one)
             if isinstance(value, float) and not math.isfinite(value):
                 raise click.BadParameter(f"{value} is no number of anything", ctx, one)
         expect_json(ctx.meta[_VALUES]["as_json"])

@@ -45,6 +45,8 @@ class Listed(click.ParamType[tuple[Any, ...]]):
             found = tuple(self._kind(word.strip()) for word in value.split(",") if word.strip())
         except ValueError:
             found = (math.nan,)
+        if not found:
+            self.fail("it is empty; leave it out, or give a list", param, ctx)
         if self._kind is not str and not all(0 < one <= _MOST for one in found):
             self.fail(f"{value!r} is not a list of positive numbers such as {self._such}", param, ctx)
         return found

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import ConfigError, SparkwrightError, UndecidedError, VerdictError
@@ -266,6 +267,14 @@ def execute(
             next_step="leave out one of them",
         )
     folder = (resume or out or evidence_folder(plan.options.title)).absolute()
+    try:
+        msgspec.json.encode((folder.name, plan.options))  # as the journal begins
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"a run cannot name {error.object!r}",
+            because="its journal is UTF-8, which this is not",
+            next_step="rename it, or name another folder: --out FOLDER",
+        ) from error
     with _kept(folder):
         if resume is None:
             found = plan.estimate()

@@ -29,8 +29,8 @@ Level = Literal["left out", "wrong", "dangerous"]
 # Of images whose entry point is the server itself: what stands behind is a model or an option.
 _SERVER_IMAGE = re.compile(r"vllm", re.IGNORECASE)
 _ARGUMENT = re.compile(r"--?[a-zA-Z]|[\w.-]+/[\w.-]+$|/")
-# Redirections, pipes and what runs in the background end a command's arguments.
-_SHELL = re.compile(r"\d?(?:>|<)|\||&$")
+# Redirections and pipes end a command's arguments.
+_SHELL = re.compile(r"\d?(?:>|<)|&>|\|")
 _SERVER = re.compile(r"vllm\.entrypoints\.(?:openai\.api_server|cli\.main)$")
 _PACKAGES = re.compile(r"/(?:site|dist)-packages/")
 _INSTALLS = re.compile(r"(?:sudo )?(?:uv )?(?:pip3?|apt|apt-get)(?: -\S+)* install\b")
@@ -123,7 +123,8 @@ def commands_of_yaml(data: Mapping[str, Any]) -> list[ServeCommand]:
         if data.get(key)
     ]
     if "vllm" not in (runtime := str(data.get("runtime") or "vllm")):
-        raise ConfigError("this is no recipe of vLLM", because=f"its runtime is {runtime}")
+        shown = SECRET_VALUE.sub("…", runtime)
+        raise ConfigError("this is no recipe of vLLM", because=f"its runtime is {shown}")
     defaults = {**_variables(data, "defaults"), "model": str(data.get("model") or "")}
     environment = _variables(data, "env")
     if not data.get("command"):

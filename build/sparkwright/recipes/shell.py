@@ -40,7 +40,7 @@ def script_of_unit(text: str) -> str:
 
 
 def logical_lines(text: str) -> Iterator[str]:
-    """Yield the commands of a script, also those behind ``&&`` and in parentheses; arrays stay whole."""
+    """Yield the commands of a script, also behind ``&``, ``&&`` and in parentheses; arrays stay whole."""
     text = _without_heredocs(text)
     lines = text.split("\n")
     lines = [
@@ -61,7 +61,9 @@ def logical_lines(text: str) -> Iterator[str]:
             quoted = sign
         elif depth or (sign == "(" and whole[at - 1 : at] in {"=", "$"}):  # an array, or another's output
             depth += (sign == "(") - (sign == ")")
-        elif sign in ";\n()" or whole[at : at + 2] == "&&" or (sign == "&" and whole[at - 1] == "&"):
+        elif sign in ";\n()" or (
+            sign == "&" and whole[at - 1 : at] not in {"<", ">", "|"} and whole[at + 1 : at + 2] != ">"
+        ):
             if line.strip():
                 yield line.strip()
             line = ""

@@ -52,8 +52,11 @@ def open_store(home: Path | None = None, remote: RemoteTier | None = None) -> St
     """
     store = Store(home or default_home(), remote)
     with storing(f"opening the store {store.home}"):
-        for folder in (store.files, store.records, store.trees, store.partial, store.scratch_root):
-            folder.mkdir(parents=True, exist_ok=True)
+        try:
+            for folder in (store.files, store.records, store.trees, store.partial, store.scratch_root):
+                folder.mkdir(parents=True, exist_ok=True)
+        except FileNotFoundError as error:  # in /proc, which holds no folders of others
+            raise PermissionError(errno.EPERM, "", str(error.filename)) from error
         store.sweep()
     return store
 

@@ -208,6 +208,9 @@ def test_without_a_systemd_nothing_is_begun(machine: Machine, monkeypatch: pytes
 
 def test_a_folder_that_cannot_be_written_is_named(machine: Machine) -> None:
     (machine.folder / ".config").write_text("a file")
+    words = ("install", machine.recipe(), "--user", "--dry-run", "--models")
+    assert machine.run(*words, machine.folder / ".config").returncode == 2
+    assert machine.run(*words, machine.folder / "models").returncode == 0
     done = machine.run("install", machine.recipe(), "--user", "--wheel", vllm_wheel(machine.folder, "1.0"))
     assert done.returncode == 10
     assert "cannot be written" in done.stderr
