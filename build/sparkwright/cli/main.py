@@ -103,10 +103,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = group.main(args=words, prog_name="sparkwright", standalone_mode=False, color=colour())
     except SparkwrightError as error:
         return report(error)
-    except (click.exceptions.Abort, KeyboardInterrupt):
-        stopped = SparkwrightError(
-            "interrupted", next_step="run the same command again: it continues from here"
-        )
+    except (click.exceptions.Abort, KeyboardInterrupt) as error:
+        said = str(error.__cause__) if isinstance(error.__cause__, KeyboardInterrupt) else ""
+        next_step = said or "run the same command again: it continues from here"
+        stopped = SparkwrightError("interrupted", next_step=next_step)
         return report(stopped, kind="Interrupted", code=_INTERRUPTED)
     except click.ClickException as error:
         return _report_usage(error)

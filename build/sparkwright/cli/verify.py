@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import shlex
 from collections.abc import Collection, Iterator
 from datetime import UTC, datetime
 from functools import partial
@@ -389,7 +390,11 @@ def report_folder(out: Path | None, name: str) -> Path:
 
 @contextlib.contextmanager
 def _kept(folder: Path) -> Iterator[None]:
-    """Keep the events of the run in *folder*, which goes again if the run does not begin."""
+    """Keep the events of the run in *folder*, which goes again if the run does not begin.
+
+    Raises:
+        KeyboardInterrupt: with the command that resumes the run.
+    """
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         with events_kept(folder, "name another folder: --out FOLDER"):
@@ -401,6 +406,11 @@ def _kept(folder: Path) -> Iterator[None]:
                 for place in made:
                     place.rmdir()
         raise
+    except KeyboardInterrupt as error:
+        if not (folder / FILE).exists():
+            raise
+        command = f"{click.get_current_context().command_path} --resume {shlex.quote(str(folder))}"
+        raise KeyboardInterrupt(f"{command} continues the run") from error
 
 
 # What is shown -------------------------------------------------------------------------------------------

@@ -212,6 +212,7 @@ def test_ctrl_c_leaves_a_run_and_no_server(tmp_path: Path) -> None:
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "interrupted" in said
+    assert f"sparkwright verify --resume {run} continues the run" in said
     assert left_behind(run) == []
 
 
