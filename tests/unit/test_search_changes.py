@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,13 +15,15 @@ from kit import write_carry
 from search_kit import problem
 from tiny_release import make_tiny
 
-from sparkwright.base.errors import BisectionError
+from sparkwright.base.errors import BisectionError, BusyError
 from sparkwright.carries.model import Carry, load_carry
 from sparkwright.pipeline.checkout import open_checkout
-from sparkwright.search import specs
+from sparkwright.search import candidates, specs
 from sparkwright.search.changes import SpecDifference, UpstreamStep, difference
 from sparkwright.search.specs import ResolvedSpec, UpstreamPoint
 from sparkwright.search.subsets import Changes
+from sparkwright.store.disk import hold
+from sparkwright.store.paths import open_store
 from sparkwright.wheel.names import parse_name
 
 VERSION = "1.2.0"
@@ -200,3 +203,24 @@ def test_upstreams_wheel_has_the_lock_of_its_release(resolver: specs.Resolver, r
     found = resolver._stock_wheel("x.whl", name)
     assert found.lock.release.version == release
     assert resolver._stock_wheel("x.whl", parse_name("vllm-0.9.0-py3-none-any.whl")).lock is None
+
+
+def test_the_wheel_of_a_candidate_is_made_while_no_other_run_makes_one_of_its_build_spec(
+    tmp_path, monkeypatch
+):
+    store = open_store(tmp_path)
+    job = SimpleNamespace(
+        spec=SimpleNamespace(digest="d" * 64), options=SimpleNamespace(platform="p"), store=store
+    )
+
+    def assembled(job: Any, _take: object) -> Any:
+        (lock,) = (job.store.home / "locks").iterdir()
+        with pytest.raises(BusyError), hold(lock, "the build spec", patience_s=0):
+            pass
+        return SimpleNamespace(wheel=SimpleNamespace(sha256="f" * 64, filename="made.whl"))
+
+    monkeypatch.setattr(candidates, "assemble", assembled)
+    monkeypatch.setattr(candidates.Realiser, "exact_job", lambda *_: job)
+    monkeypatch.setattr(type(store), "named_file", lambda _store, _sha256, filename: Path(filename))
+    realiser = candidates.Realiser(None, None, SimpleNamespace(store=store), None)
+    assert realiser.wheel(None) == Path("made.whl")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -152,11 +153,16 @@ def make(step: Step[T]) -> T:
 
 
 def apply(job: Job) -> BuildState:
-    """Make every step that has no result in the store; two runs of one build spec take turns."""
-    with job.store.lock(f"point-{job.spec.digest[:16]}-{job.options.platform}", "this build spec"):
+    """Make every step that has no result in the store."""
+    with in_turn(job):
         state = build(job, make)
         _attach_audit(job, state)
     return state
+
+
+def in_turn(job: Job) -> AbstractContextManager[None]:
+    """Wait for another run of this build spec, so that the second finds the first one's results."""
+    return job.store.lock(f"point-{job.spec.digest[:16]}-{job.options.platform}", "this build spec")
 
 
 def _attach_audit(job: Job, state: BuildState) -> None:

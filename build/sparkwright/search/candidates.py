@@ -33,7 +33,7 @@ from sparkwright.carries.patchset import BuildSpec, check_order
 from sparkwright.lock.model import Lock
 from sparkwright.merge.engine import merge_patchset
 from sparkwright.merge.report import MergeReport
-from sparkwright.pipeline.build import assemble, make
+from sparkwright.pipeline.build import assemble, in_turn, make
 from sparkwright.pipeline.checkout import Checkout
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.options import BuildOptions
@@ -130,7 +130,7 @@ class Realiser:
             UntestableError: it cannot be merged, compiled or assembled.
         """
         job = self.exact_job(candidate)
-        with _of_the_candidate():
+        with _of_the_candidate(), in_turn(job):
             wheel = require(assemble(job, make).wheel)
         return self.access.store.named_file(wheel.sha256, wheel.filename)
 
