@@ -141,14 +141,11 @@ def forecast(builder: Builder, inputs: Inputs, name: str) -> Forecast | None:
     return Forecast(len(units), len(missing), sum(expected[unit.name].seconds for unit in missing))
 
 
-def known_code(builder: Builder, inputs: Inputs, name: str) -> dict[str, int] | None:
-    """Return the device code that *name* would be compiled to, as `device_code` counts it. Nothing is run.
-
-    It is `None` before the first configuring.
-    """
+def known_units(builder: Builder, inputs: Inputs, name: str) -> tuple[Unit, ...] | None:
+    """Return the units of the extension *name*; `None` before the first configuring. Nothing is run."""
     key = configuration_key(builder.repository, builder.tree(inputs), inputs, builder.lock)
     found = find_configuration(builder.store, builder.repository, key)
-    return None if found is None else device_code(found.units_of(name))
+    return None if found is None else found.units_of(name)
 
 
 def device_code(units: Iterable[Unit]) -> dict[str, int]:

@@ -1,9 +1,4 @@
-"""Run CMake once, and keep its compile and link commands as data.
-
-Configuring takes ten seconds and depends on little: the CMake files, the scripts that generate
-kernels, and the names of the sources. So its result is a record, and after an edit of a kernel only
-the compiler runs.
-"""
+"""Lay out the tree that is compiled, run CMake on it once, and keep its compile and link commands as data."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from sparkwright.native.build import (
     device_code,
     find_extension,
     forecast,
-    known_code,
+    known_units,
     sources_of,
 )
 from sparkwright.native.host import isolated, require_isolation
@@ -181,8 +181,7 @@ def _extension_key(job: Job, state: BuildState, name: str) -> str | None:
 
 def _has_no_units(job: Job, state: BuildState, name: str) -> bool:
     """Tell if upstream's project is known to compile nothing of the extension for the card."""
-    told = forecast(builder_of(job), inputs_of(job, state), name)
-    return told is not None and not told.units
+    return known_units(builder_of(job), inputs_of(job, state), name) == ()
 
 
 def compile_extension(job: Job, state: BuildState, name: str) -> Step[Extension | str]:
@@ -224,7 +223,8 @@ def _about(
     code = None if found is None else found.arches
     if found is None and key is not None and state.toolchain is not None:
         builder, inputs = builder_of(job), inputs_of(job, state)
-        code, left = known_code(builder, inputs, name), forecast(builder, inputs, name)
+        units, left = known_units(builder, inputs, name), forecast(builder, inputs, name)
+        code = None if units is None else device_code(units)
         told["detail"] = "configures, then compiles what is missing"
         if left is not None:
             minutes = f"about {left.seconds / 60:.0f} min of CPU time"
