@@ -1,4 +1,4 @@
-"""A snapshot of this machine: cores, memory, and memory pressure.
+"""A snapshot of this machine (cores, memory, and memory pressure), and its free ports.
 
 Control groups count if they are version 2 (cgroups(7)); every limit from the process's group up to the
 root holds. Readers take the root folder, so that tests can give them files.

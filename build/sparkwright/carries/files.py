@@ -1,4 +1,4 @@
-"""Writing ``carries/<name>/``, with tomlkit so that people's comments and order stay."""
+"""Write ``carries/<name>/``, with tomlkit so that people's comments and order stay; read pull requests."""
 
 from __future__ import annotations
 

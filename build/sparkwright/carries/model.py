@@ -1,4 +1,4 @@
-"""The typed model of ``carry.toml``."""
+"""The typed model of ``carry.toml``, and the folders of carries that it is read from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of refs, object ids and addresses before git gets them.
+"""Check refs, object ids and addresses before git gets them, and fetch from remotes.
 
 git takes options anywhere on its command line and programs inside some addresses
 (``ext::``), so everything that comes from a file or a user passes here first.

@@ -1,4 +1,7 @@
-"""Files into trees: whole ones with one ``git fast-import``, small changes in this process."""
+"""Write trees of files, check trees out, merge three of them, and pack one for another repository.
+
+A whole tree is written with one ``git fast-import``, a small change of one in this process.
+"""
 
 from __future__ import annotations
 

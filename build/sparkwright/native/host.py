@@ -1,4 +1,7 @@
-"""Find what a build needs of this machine: a compiler, Python's headers, a way to run without a network."""
+"""Find what a build needs of this machine: a compiler, Python's headers, a way to run without a network.
+
+`native_checks` tells all of that for ``sparkwright doctor``, with a remedy for what is missing.
+"""
 
 from __future__ import annotations
 

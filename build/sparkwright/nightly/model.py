@@ -324,7 +324,7 @@ class Night(Model, frozen=True):
 # A run that is killed leaves no file. One process at a time writes: the command holds a lock.
 
 Heads = dict[tuple[str, int], str]
-"""Of pull requests, by repository and number."""
+"""Head commits of pull requests, by repository and number."""
 
 
 class RecordedNight(Model, frozen=True):

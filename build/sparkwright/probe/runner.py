@@ -1,4 +1,4 @@
-"""Start one probe on one tree, in a child process with limits, and read its report."""
+"""Lay out what a probe reads, start it on one tree in a child process with limits, and read its report."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ class ProbeInput:
         return to_json({"facilities": self.facilities, "trees": trees})
 
 
-# Start one probe on one tree, in a child process with limits, and read its report -----------------
+# The child process --------------------------------------------------------------------------------
 
 _CHILD = ("harness.py", "probekit.py")
 _BUILDKIT = "buildkit.py"

@@ -1,4 +1,4 @@
-"""Options and results of a rehearsal, and a tree that a server can be started from."""
+"""Options and results of a rehearsal, its report, and a tree that a server can be started from."""
 
 from __future__ import annotations
 

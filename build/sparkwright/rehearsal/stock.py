@@ -2,6 +2,8 @@
 
 The lock pins that of its own release. Any other is taken from the index by its name; the digest that the
 index states is recorded when it is first seen, and a later answer with another one is refused.
+
+`prepare_model` makes the model that rehearsals serve.
 """
 
 from __future__ import annotations

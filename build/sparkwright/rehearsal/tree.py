@@ -187,7 +187,7 @@ def _link_tree(source: Path, target: Path, *, leave: set[Path]) -> None:
 # The environment ----------------------------------------------------------------------------------
 
 # Where the wheel wants the torch that probes have, the environment lies over theirs and holds only what
-# differs. It does not hold vLLM itself: see `tree`.
+# differs. It does not hold vLLM itself, which a tree holds.
 
 # For pictures and sound. Their packages are compiled for one torch each, and a model of text wants none.
 _LEFT_OUT = frozenset({"torchaudio", "torchvision", "torchcodec"})

@@ -1,6 +1,6 @@
-"""A judge of a figure of `verify`'s sweep, such as ``decode-tok-s@1``.
+"""Judge candidates by what they serve: checks, or a figure of a sweep such as ``decode-tok-s@1``.
 
-It takes interleaved samples of a candidate and the good end, until their ratio is decided.
+A figure is judged by interleaved samples of a candidate and the good end, until their ratio is decided.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A wheel's file name and the tags in it (PEP 427, PEP 425)."""
+"""A wheel's file name and its tags (PEP 427, PEP 425), and the files in a wheel that state them too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a program to its end, and log its result.
+"""Run a program to its end, and log its result; make environments of Python with uv.
 
 Arguments are always a list and never pass through a shell. Each run is logged as an event with
 only the *difference* of its environment, which is enough to repeat it by hand.
