@@ -8,8 +8,7 @@ from pathlib import Path
 import elfkit
 import pytest
 
-from sparkwright.base.errors import BinaryError, ProcessError, ToolError
-from sparkwright.base.process.run import stream
+from sparkwright.base.errors import BinaryError, ToolError
 from sparkwright.native.device_code import (
     KernelClass,
     Tally,
@@ -395,26 +394,6 @@ def test_a_binary_is_looked_into_only_once(tmp_path: Path, store: Store) -> None
     for record in store.records.glob("inspection/*/*.json"):
         record.write_text('{"elf": 1}')
     assert Inspector(store, lambda: program).inspect("d" * 64, lambda: binary) == found, "a damaged record"
-
-
-# The stream that dumps come through ---------------------------------------------------------
-
-
-def test_a_stream_gives_all_and_tells_how_it_ended(tmp_path: Path) -> None:
-    assert b"".join(stream(["head", "-c", "3000000", "/dev/zero"])) == bytes(3_000_000)
-    with pytest.raises(ProcessError, match="status 3") as caught:
-        list(stream(["sh", "-c", "echo out; echo why >&2; exit 3"]))
-    assert caught.value.because == "why"
-    assert b"".join(stream(["sh", "-c", "echo out; exit 3"], accept=(0, 3))) == b"out\n"
-    with pytest.raises(ToolError):
-        list(stream([tmp_path / "none"]))
-
-
-def test_who_stops_reading_ends_the_program(tmp_path: Path) -> None:
-    mark = tmp_path / "mark"
-    pieces = stream(["sh", "-c", f"yes & echo $! > {mark}; wait"])
-    assert len(next(pieces)) == 1 << 20
-    pieces.close()  # type: ignore[attr-defined]
 
 
 # Extensions without code for the card itself are named, with how the card runs them -------

@@ -12,7 +12,7 @@ from kit import Recorder
 from world import ended, wait_until
 
 from sparkwright.base.errors import ProcessError, ToolError
-from sparkwright.base.process.run import Completed, run, which
+from sparkwright.base.process.run import Completed, run, stream, which
 from sparkwright.base.process.session import LimitsExceeded, ProcessLimits, run_limited
 
 ROOMY = ProcessLimits(seconds=30, memory_mib=2000)
@@ -195,3 +195,21 @@ def test_a_process_that_vanishes_while_it_is_measured_hides_no_other(monkeypatch
 def test_a_limited_program_reads_nothing_and_has_a_group_of_its_own(tmp_path: Path) -> None:
     script = "import os, sys; print(repr(sys.stdin.read()), os.getpid() == os.getpgid(0))"
     assert limited(tmp_path, script, ROOMY).stderr.split() == ["''", "True"]
+
+
+def test_a_stream_gives_all_and_tells_how_it_ended(tmp_path: Path) -> None:
+    assert b"".join(stream(["head", "-c", "3000000", "/dev/zero"])) == bytes(3_000_000)
+    with pytest.raises(ProcessError, match="status 3") as caught:
+        list(stream(["sh", "-c", "echo out; echo why >&2; exit 3"]))
+    assert caught.value.because == "why"
+    assert b"".join(stream(["sh", "-c", "echo out; exit 3"], accept=(0, 3))) == b"out\n"
+    with pytest.raises(ToolError):
+        list(stream([tmp_path / "none"]))
+
+
+def test_who_stops_reading_ends_the_program() -> None:
+    pieces = stream(["sh", "-c", "head -c 1048576 /dev/zero; exec sleep 60"])
+    assert len(next(pieces)) == 1 << 20
+    started = time.monotonic()
+    pieces.close()  # type: ignore[attr-defined]
+    assert time.monotonic() - started < 30, "killed, and not waited for"
