@@ -65,7 +65,11 @@ def test_a_machine_that_is_killed_costs_what_it_was_compiling(tmp_path, url, hos
     """The first one is killed by its own unit, as the kernel does when memory runs out."""
     hosts[0].install(extra=KILL)
     home = make_home(tmp_path / "home", url, hosts)
-    assert build(home.builder, home.inputs)[0].sha256 == here
+    heard = Recorder()
+    with subscribe(heard):
+        built, _ = build(home.builder, home.inputs)
+    assert built.sha256 == here
+    assert [event["machine"] for event in heard.of("cluster.lost")] == [hosts[0].shown]
 
 
 def test_no_machine_is_left(tmp_path, url, hosts, here):
@@ -144,8 +148,9 @@ def test_what_a_lying_machine_sends_is_compiled_again_elsewhere_and_then_is_an_e
     for host in hosts:
         host.install(compiling=_LYING.format(lie=lie))
     home = make_home(tmp_path / "home", url, hosts)
-    with pytest.raises(TaskLostError):
+    with pytest.raises(TaskLostError) as error:
         build(home.builder, home.inputs)
+    assert "not what was asked for" in error.value.because
 
 
 def test_what_a_compiler_says_elsewhere_is_in_the_log_here(tmp_path, url, hosts):
@@ -202,6 +207,7 @@ def test_workers_end_with_the_build_that_is_killed(tmp_path, url, hosts, after_s
     ) as child:
         wait_until(lambda: all(host.workers() for host in hosts))
         time.sleep(after_s)
+        assert child.poll() is None
         child.kill()
     wait_until(lambda: not any(host.workers() for host in hosts))
 
