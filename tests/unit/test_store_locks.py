@@ -84,6 +84,23 @@ def test_threads_exclude_each_other(store: Store) -> None:
     assert most == [1]
 
 
+def test_shared_holders_wait_for_an_exclusive_one_alone(tmp_path: Path) -> None:
+    with (
+        hold(tmp_path, "it", shared=True),
+        hold(tmp_path, "it", patience_s=0, shared=True),
+        pytest.raises(BusyError, match="it is in use"),
+        hold(tmp_path, "it", patience_s=0),
+    ):
+        pass
+    with (
+        hold(tmp_path, "it"),
+        pytest.raises(BusyError, match="it is in use"),
+        hold(tmp_path, "it", patience_s=0, shared=True),
+    ):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
 # Disks -------------------------------------------------------------------------------------
 
 FILL = """
@@ -119,7 +136,19 @@ def test_a_full_disk_is_one_clear_error_and_the_old_record_stays(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "number", [errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO]
+    "number",
+    [
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EROFS,
+        errno.ENOTDIR,
+        errno.EEXIST,
+        errno.EISDIR,
+        errno.ENAMETOOLONG,
+        errno.EACCES,
+        errno.EPERM,
+        errno.EIO,
+    ],
 )
 def test_each_fault_of_a_disk_has_a_next_step(number: int) -> None:
     with pytest.raises(StorageError) as caught, storing("writing"):

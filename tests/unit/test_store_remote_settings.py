@@ -114,7 +114,7 @@ def test_a_key_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
     assert require_key(path).public == first.public
     assert path.stat().st_mode & 0o777 == 0o600
     assert list(path.parent.iterdir()) == [path]
-    assert WriterKey.parse(first.public.text) == first.public
+    assert WriterKey.parse(first.public.text, "me") == first.public
     assert first.public.signed(b"data", first.sign(b"data"))
     assert not first.public.signed(b"other", first.sign(b"data"))
 
@@ -150,8 +150,10 @@ def test_what_is_no_key_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot be used"):
         find_key(path)
     for text in ("ed25519:short", "ed25519:?", "", "3" * 43, "rsa:abc"):
-        with pytest.raises(ConfigError):
-            WriterKey.parse(text)
+        with pytest.raises(ConfigError, match="'desk'"):
+            RemoteTier(
+                RemoteSettings(url=URL, write=False, writers={"desk": text}, key_file=tmp_path / "none")
+            )
 
 
 def test_reading_needs_no_key_of_its_own(tmp_path: Path) -> None:

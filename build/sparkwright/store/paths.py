@@ -74,12 +74,8 @@ class Store:
         self.scratch_root = home / "scratch"  # folders, each with a lock that its owner holds
         self.git = home / "git"  # the bare repository
         self.environments = home / "environments"  # of Python, for probes and rehearsals, by content's digest
-        self.models = (
-            home / "models"
-        )  # weights that rehearsals serve, by the digest of what they are made from
-        self.toolchains = (
-            home / "toolchains"
-        )  # unpacked compilers, headers and libraries, and what is of them
+        self.models = home / "models"  # weights for rehearsals, by the digest of what they are made from
+        self.toolchains = home / "toolchains"  # unpacked compilers and libraries, and what is made of them
         self.named = home / "named"  # links into `files` under names that tell what they are
         self.bytecode = home / "bytecode"  # of checked-out trees: Python keeps it by their whole path
         self.runs = home / "runs"  # one locked file for each run under way

@@ -78,7 +78,7 @@ def no_new_runs(folder: Path) -> contextlib.AbstractContextManager[None]:
 def _locked(folder: Path, *, shared: bool) -> contextlib.AbstractContextManager[None]:
     """Hold a lock on *folder* itself, so that one who only looks leaves no file behind."""
     folder.mkdir(parents=True, exist_ok=True)
-    return hold(folder, "the store, to prune it", shared=shared)
+    return hold(folder, "the store for a prune", shared=shared)
 
 
 def oldest_run(folder: Path, *, but: ActiveRun | None = None) -> float | None:

@@ -51,15 +51,15 @@ class WriterKey:
         return f"{_PREFIX}{base64.b64encode(self.raw).decode()}"
 
     @classmethod
-    def parse(cls, text: str) -> WriterKey:
-        """Return the key that *text* spells, as `text` does."""
+    def parse(cls, text: str, writer: str) -> WriterKey:
+        """Return the key of *writer* that *text* spells, as `text` does."""
         try:
             raw = base64.b64decode(text.removeprefix(_PREFIX), validate=True)
         except (binascii.Error, ValueError):
             raw = b""
         if not text.startswith(_PREFIX) or len(raw) != _RAW_BYTES:
             raise ConfigError(
-                "a writer of the remote store has no usable key",
+                f"the writer {writer!r} in store.toml has no usable key",
                 because=f"{text[:60]!r} is not {_PREFIX} and 32 bytes in base64",
                 next_step="'sparkwright store status' prints the key of a machine",
             )

@@ -83,7 +83,7 @@ class RemoteTier:
         if settings.signed:
             key = require_key(settings.key_file) if settings.write else find_key(settings.key_file)
             self._signer = key
-            known = [WriterKey.parse(text) for text in settings.writers.values()]
+            known = [WriterKey.parse(text, writer) for writer, text in settings.writers.items()]
             self.writers = by_id([*known, *([key.public] if key else [])])
         self._stopped: dict[str, str] = {}
         self._known: dict[str, bytes | None] = {}
