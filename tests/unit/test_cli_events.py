@@ -1,4 +1,4 @@
-"""How work with parts under way is shown: lines for a log, bars on a output."""
+"""Progress of tasks on standard error: lines for a log, bars on a terminal."""
 
 import io
 import itertools

@@ -274,7 +274,7 @@ def _summary(job: Job, state: BuildState) -> dict[str, Any]:
                 "detail": outcome.detail,
                 "proof": str(state.proofs[outcome.carry].verdict)
                 if outcome.carry in state.proofs
-                else "none, allowed" * outcome.kind.wants_proof,
+                else ("none, allowed" if outcome.kind.wants_proof else ""),
             }
             for outcome in report.outcomes
         ],

@@ -1,4 +1,8 @@
-"""Commands: the options that many of them have, declared once, and their results."""
+"""Commands: the options that many of them have, declared once, and their results.
+
+A command has ``--offline``, ``--quiet`` and ``--json``, and those of the others that its function `takes`.
+Their help is on the page of `sparkwright` itself; a command's own page names them in one line.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command prints: events as they come, its JSON document, or its error and exit code."""
+"""The output of a command: progress while it works, its JSON document, or its error and exit code."""
 
 from __future__ import annotations
 

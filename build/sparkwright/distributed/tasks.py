@@ -128,7 +128,7 @@ Reply = Done | Failed
 
 
 class Offer(Model, frozen=True, kw_only=False, tag="offer"):
-    """What a worker that is ready writes first.
+    """The first message of a worker that is ready.
 
     Attributes:
         slots: tasks that the machine runs at once.

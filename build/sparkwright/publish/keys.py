@@ -80,7 +80,7 @@ class ChannelRoot:
 
     @property
     def former(self) -> dict[str, str]:
-        """What became of keys that are trusted no more, by their ids."""
+        """When and why each former key was replaced or revoked, in words, by its id."""
         found = self._ours.get("former")
         return {str(key): str(told) for key, told in found.items()} if isinstance(found, dict) else {}
 
@@ -149,7 +149,7 @@ _UNUSABLE = "this machine's key cannot be used"
 
 @dataclass(frozen=True)
 class ChannelKeys:
-    """What signs a channel.
+    """The key and the root of a channel of this machine.
 
     Attributes:
         root: the newest version of the root.

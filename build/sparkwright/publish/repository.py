@@ -66,7 +66,7 @@ _MEANINGS: tuple[tuple[type[Exception], type[SparkwrightError], str, str, str], 
     (DownloadLengthMismatchError, FetchError, "the metadata of {} were not read", "", _ELSEWHERE),
     (RepositoryError, SignatureError, "the metadata of {} are damaged", "", _ELSEWHERE),
 )  # fmt: skip
-"""What a refusal of the client means: our class, what failed, more of the cause, and the next step."""
+"""The client's refusals: its class, our class, what failed, more of the cause, and the next step."""
 
 
 @dataclass(frozen=True)

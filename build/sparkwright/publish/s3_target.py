@@ -37,7 +37,7 @@ _CAUSES = {
     "error sending request": "the connection was refused or cut off",
     "body error": "the answer was cut off",
 }
-"""What a failure means, by a part of obstore's text, which may hold a key's id and is not shown."""
+"""The meaning of a failure by a part of obstore's text, which may hold a key's id and is not shown."""
 _CONDITIONS = ".conditions"
 """The object on which a store shows that it heeds conditions."""
 

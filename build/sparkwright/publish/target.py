@@ -319,13 +319,18 @@ _POLL_S = 0.2
 
 
 def clock() -> float:
-    """Return the seconds since boot, suspended time included; unlike the time of day, nobody sets them."""
+    """Return the seconds since boot, suspended time included; setting the clock does not change them."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 @dataclass
 class Lease:
-    """The lease of *target*, held for the length of a ``with`` block.
+    """The lease of *target*, a small file there, held for the length of a ``with`` block.
+
+    A writer holds it while it moves a pointer, or removes what nothing names, and writes it again while it
+    works. Others take it over once they saw it unchanged for `LEASE_LASTS_S` by their own clock, so that one
+    that was killed holds them up for that time, whatever the clocks of machines say. One that was stopped for
+    as long writes no more: `require` and the conditional write of every pointer see to that.
 
     Attributes:
         patience_s: longest wait for others, in seconds.
