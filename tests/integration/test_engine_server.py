@@ -348,6 +348,27 @@ def test_another_server_that_takes_the_port_meanwhile_does_not_answer_for_ours(t
     assert engines(this) == []
 
 
+@pytest.mark.parametrize(
+    "shell",
+    [
+        'exec env -i PYTHONUNBUFFERED=1 "$@"',
+        '(env -i PYTHONUNBUFFERED=1 "$@" &); exec sleep 600',
+        '(setsid "$@" &); exec sleep 600',
+    ],
+    ids=["child", "session", "environment"],
+)
+def test_a_server_is_known_as_ours_by_ancestors_session_or_environment(tmp_path, shell):
+    this = start_server(
+        ["sh", "-c", shell, "sh", sys.executable, FAKE, "--port", "{port}"],
+        folder=tmp_path / "run",
+        deadlines=DEADLINES,
+        boot_s=120.0,
+        end_s=0.5,
+    )
+    boot(this)
+    assert this.facts.seconds > 0
+
+
 def test_a_program_that_does_not_exist_is_a_tool_error(tmp_path: Path) -> None:
     with pytest.raises(ToolError):
         boot(start_server(["no-such-server", "{port}"], folder=tmp_path))

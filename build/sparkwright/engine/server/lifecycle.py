@@ -186,7 +186,7 @@ class ServerProcess:
         launch = self.launch
         launch.folder.mkdir(parents=True, exist_ok=True)
         if await self._listens():
-            by = await asyncio.to_thread(_other_listener, launch.port, set()) or "something else"
+            by = await asyncio.to_thread(_other_listener, launch.port) or "something else"
             raise ServerError(
                 f"no server can be started at {self.url} (port-in-use)",
                 because=f"port {launch.port} is already in use by {by}, which would answer in its place",
@@ -277,7 +277,7 @@ class ServerProcess:
                 if self.died is not None:
                     raise await self._failure("the server ended while it started")
                 if await self._listens():
-                    if other := await asyncio.to_thread(self._other_listener):
+                    if other := await asyncio.to_thread(_other_listener, launch.port, self._owns):
                         because = (
                             f"port {launch.port} was taken by {other} meanwhile, which answers in its place"
                         )
@@ -353,14 +353,19 @@ class ServerProcess:
             await writer.wait_closed()
         return True
 
-    def _other_listener(self) -> str:
-        """Return the process of somebody else that listens at its port, in words; empty if none is known."""
+    def _owns(self, process: psutil.Process) -> bool:
+        """Tell if *process* is one of the server's: by its session, its ancestors or its environment.
+
+        Its environment alone does not tell: vLLM's processes write their titles over it.
+        """
         import psutil
 
-        own = {process.pid for process in _marked(self._marker, leader=0)}
-        with contextlib.suppress(psutil.Error):
-            own |= {process.pid for process in psutil.Process(self.pid).children(recursive=True)}
-        return _other_listener(self.launch.port, own)
+        with contextlib.suppress(psutil.Error, OSError):
+            if os.getsid(process.pid) == self.pid or any(one.pid == self.pid for one in process.parents()):
+                return True
+        with contextlib.suppress(psutil.Error, OSError):
+            return process.environ().get(_MARK) == self._marker
+        return False
 
     async def _failure(self, what: str, why: str = "") -> ServerFailedError:
         log, status = self._read_log(), self.died
@@ -458,24 +463,25 @@ def _runs(pid: int) -> bool:
     return False
 
 
-def _other_listener(port: int, own: set[int]) -> str:
-    """Return what listens at *port* beside or instead of the processes *own*, in words.
+def _other_listener(port: int, owns: Callable[[psutil.Process], bool] | None = None) -> str:
+    """Return the process that listens at *port* beside or instead of those that the server *owns*, in words.
 
-    Empty where nothing does, or nothing that this user may look into. Another address is another server.
+    Empty where none does, or none that this user may look into. Another address is another server.
     """
     import psutil
 
+    ours, others = set(), {}
     with contextlib.suppress(psutil.Error, OSError):
-        found = [
-            (one.pid, one.laddr.ip)
-            for one in psutil.net_connections("tcp")
-            if one.pid and one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port
-        ]
-        addresses = {address for pid, address in found if pid in own}
-        for pid, address in found:
-            if pid not in own and (not addresses or address in addresses):
-                return f"{psutil.Process(pid).name()} (process {pid})"
-    return ""
+        for one in psutil.net_connections("tcp"):
+            if one.pid and one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port:
+                # Judged only now: a process that the server forked meanwhile has its socket as well.
+                with contextlib.suppress(psutil.Error):
+                    process = psutil.Process(one.pid)
+                    if owns is not None and owns(process):
+                        ours.add(one.laddr.ip)
+                    else:
+                        others[one.laddr.ip] = f"{process.name()} (process {one.pid})"
+    return next((name for address, name in others.items() if not ours or address in ours), "")
 
 
 def _marked(marker: str, leader: int) -> list[psutil.Process]:
