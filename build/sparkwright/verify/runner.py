@@ -252,4 +252,4 @@ def _task(store: Store, request: CheckRequest, name: str) -> Task:
 
 
 VERIFIER = Verifier(tuple(name for name in ALL if name not in _PAIRED), _run, _task)
-"""All of them."""
+"""Runs all checks but those that need two servers, which a request may still name."""
