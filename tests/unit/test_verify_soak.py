@@ -301,6 +301,14 @@ def test_a_cache_that_spoils_with_time_is_found(seed):
     assert "cached probes" in found[HOLDS].cause
 
 
+def test_only_measured_ratios_are_named():
+    """Without an accepted token in the first cold probe there is no ratio to it."""
+    found = soak(Lived(factor=lambda at, cached: 1.0 if cached else 0.0))[HOLDS]
+    assert found.verdict is Verdict.PASS
+    assert "cached" in found.cause
+    assert "cold" not in found.cause
+
+
 def test_acceptance_of_nothing_from_the_start_is_an_inert_drafter():
     found = soak(Lived(factor=lambda at, cached: 0.0))[HOLDS]
     assert found.verdict is Verdict.FAIL

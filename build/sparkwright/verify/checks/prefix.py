@@ -249,9 +249,9 @@ def _kind(context: Context, tokens: int) -> str:
     """Return the kind of a prompt's length, in words."""
     block = block_sizes(context)[-1]
     kinds = {
-        0: f"a multiple of {block} tokens",
-        1: f"one token more than a multiple of {block}",
         block - 1: f"one token less than a multiple of {block}",
+        1: f"one token more than a multiple of {block}",
+        0: f"a multiple of {block} tokens",
     }
     return kinds.get(tokens % block, "other lengths")
 

@@ -146,7 +146,7 @@ def _holds(seen: CheckedCells, probes: Probes, context: Context, unfit: list[Rea
     against = unfit or (drafter(context.main, seen.sound) if seen.sound else [])
     measured: Values = {}
     fallen: list[tuple[float, str]] = []
-    last = {"cold": 1.0, "cached": 1.0}
+    last: dict[str, float] = {}
     for kind, probe, of_first in probes.over_first() if not unfit else ():
         name = f"{kind} probes at {clock(probe.at_s)}"
         measured[f"{name} over the first"] = round(of_first.value, 3)
