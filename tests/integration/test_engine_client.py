@@ -43,7 +43,7 @@ def sample(
     server: dict[str, Any] | None = None,
     **load: Any,
 ) -> Sample:
-    """What comes of one request for four tokens."""
+    """Send one request for four tokens; returns its sample."""
 
     async def run() -> Sample:
         async with serving(play, **(server or {})) as served:

@@ -1,4 +1,4 @@
-"""What cannot be verified is refused before anything is measured, with one message for each cause."""
+"""Servers that cannot be verified are refused before anything is measured, each with its cause."""
 
 from __future__ import annotations
 

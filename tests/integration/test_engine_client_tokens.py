@@ -17,7 +17,7 @@ QUICK = Deadlines(canary_s=0.5)
 
 
 def counted(*routes: web.RouteDef, asked: list[Any] | None = None) -> int:
-    """What comes of asking a server with these *routes*; *asked* is given the bodies."""
+    """Count tokens by a server with these *routes*; keys and bodies of its requests are added to *asked*."""
 
     @web.middleware
     async def note(request: web.Request, handler: Any) -> web.StreamResponse:

@@ -161,10 +161,21 @@ SIMULATOR = [sys.executable, "-m", "sparkwright.verify.simulator.main", "--port"
 SPEED = 60.0
 
 
-def simulator(tmp_path: Path, *arguments: str) -> ServerProcess:
+def simulator(tmp_path: Path, *arguments: str, **options: Any) -> ServerProcess:
     command = [*SIMULATOR, "--speed", str(SPEED), *arguments]
     build = str(Path(__file__).parents[2] / "build")
-    return start_server(command, folder=tmp_path / "run", speed=SPEED, environment={"PYTHONPATH": build})
+    return start_server(
+        command, folder=tmp_path / "run", speed=SPEED, environment={"PYTHONPATH": build}, **options
+    )
+
+
+@pytest.mark.parametrize(("host", "root"), [("::1", "[::1]"), ("::", "[::1]"), ("0.0.0.0", "127.0.0.1")])  # noqa: S104
+def test_a_server_at_another_address_is_reached(tmp_path: Path, host: str, root: str) -> None:
+    if ":" in host and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    this = simulator(tmp_path, "--host", "{host}", host=host, boot_s=600.0)
+    boot(this)
+    assert this.url == f"http://{root}:{this.launch.port}"
 
 
 def test_a_simulated_boot_is_read(tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ SUCCESSORS = {
 HEALTHY = ROOT / "build" / "sparkwright" / "recipes" / "shipped" / "llama-3.3-70b.toml"
 DEAD = '[environment]\nVLLM_FP8_MOE_BACKEND = "x"\n\n'
 IMPORTED = "VLLM_USE_V1=1 HF_TOKEN=secret vllm serve org/model --use-v2-block-manager --max-num-seqs 4"
-"""What the command line is asked in tests below, after one start of the parser has answered all."""
+"""A command for ``recipe import``; `results` has the releases check it along with all recipes."""
 
 Results = dict[tuple[str, str], list[CheckedRecipe]]
 

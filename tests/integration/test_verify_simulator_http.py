@@ -14,7 +14,7 @@ FULL = {"stream_options": {"include_usage": True, "continuous_usage_stats": True
 
 
 def on(folder: Path, test: Callable[[Served], Awaitable[Any]], *faults: str, **changes: Any) -> Any:
-    """What *test* returns for a server with *faults*."""
+    """Run *test* against a server with *faults*; returns its result."""
 
     async def run() -> Any:
         async with served(folder, *faults, **changes) as server:

@@ -35,7 +35,7 @@ class Server:
 
     @property
     def ready(self) -> dict[str, Any]:
-        """What it says once it listens."""
+        """Its report that it listens."""
         path, until = self.folder / "ready.json", time.monotonic() + PATIENCE_S
         while not path.exists():
             assert self.process.poll() is None, self.log
@@ -53,7 +53,7 @@ class Server:
         return self.process.wait(PATIENCE_S)
 
     def ask(self, max_tokens: int = 20) -> str:
-        """What a stream brings, to its end."""
+        """Events of a whole stream."""
         data = json.dumps({"prompt": "Hello", "max_tokens": max_tokens, "stream": True, "ignore_eos": True})
         url = f"{self.ready['url']}/v1/completions"
         with urllib.request.urlopen(url, data.encode(), timeout=PATIENCE_S) as response:  # noqa: S310

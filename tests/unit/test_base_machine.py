@@ -1,4 +1,4 @@
-"""What the machine can do, read from files of the kernel's."""
+"""Cores, memory and memory pressure, read from files of the kernel."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How `tests/gpu/draft_kv.py` judges what a case found. The engine itself needs a GPU."""
+"""Verdicts of `tests/gpu/draft_kv.py` on the results of a case. The engine itself needs a GPU."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ HEALTHY: dict[str, dict[str, Any]] = {
 
 
 def line(case: str, run: str = "v2-eager", **fields: Any) -> dict[str, Any]:
-    """What a healthy engine writes for *case*, but for *fields*."""
+    """Return the record of a healthy engine for *case*, but for *fields*."""
     common = {"run": run, "case": case, "fault": None, "drafted": 90, "draft": GOOD, "target": GOOD}
     return common | HEALTHY[case] | fields
 

@@ -1,4 +1,4 @@
-"""What is sent: a cell's key, which is computed once, and pure functions of a load and its clock."""
+"""A cell's key, which is computed once, the requests of its load, and its deadlines."""
 
 import itertools
 from dataclasses import dataclass

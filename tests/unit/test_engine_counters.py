@@ -1,4 +1,4 @@
-"""What happened between two snapshots, and where it contradicts itself."""
+"""Differences of counters between two snapshots, and contradictions among them."""
 
 import math
 from typing import Any

@@ -1,4 +1,4 @@
-"""What holds for every check: healthy servers pass, faults are named, and what is missing never passes."""
+"""Every check: healthy servers pass, faults are named, and what is missing never passes."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""What makes any observation unfit, whatever the check."""
+"""Troubles that make an observation unfit for every check."""
 
 import math
 from typing import Any

@@ -93,7 +93,7 @@ def test_much_is_told_shortly() -> None:
 
 
 def seen(again: Any = (), first: Any = ()) -> tuple[Observation, ...]:
-    """What a server shows, of which *first* and *again* were compiled in each cell of a round."""
+    """Observations in whose cells *first* was compiled in the first round, and *again* in the second."""
     return tuple(
         replace(one, compiled=again if one.cell.tags["round"] == "again" else first)
         for one in BENCH.healthy()

@@ -261,7 +261,10 @@ def parity_context(**changes: Any) -> Any:
 
 
 def answers_of(talker: Talker) -> list[Observation]:
-    """What *talker* answers; a cell of the check has no tag for its kind, because all are answers."""
+    """Observations of the cells of ``parity``, as *talker* answers them.
+
+    A talker goes by a cell's tag ``kind``, which cells of this check do not have.
+    """
     asked = [
         (cell, replace(cell, tags={**cell.tags, "kind": "answers"}))
         for cell in PARITY.cells(parity_context())

@@ -31,12 +31,12 @@ PROFILE = Profile(name="test", checks=("one",), speed=2.0)
 
 
 class StoppedError(Exception):
-    """What stands for a kill between two cells."""
+    """Raised in tests in the place of a kill between two cells."""
 
 
 @dataclass
 class Asked:
-    """What a check of the test's own plans, and what it was given to judge."""
+    """A check that plans cells at *places*, and keeps the observations that it was given to judge."""
 
     name: str
     places: tuple[tuple[str, int], ...]
@@ -226,7 +226,7 @@ def test_a_later_one_that_does_not_start_leaves_its_cells_out(tmp_path: Path, me
 
 @pytest.fixture
 def silent(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """What becomes of plain requests after cells of these names, and of those put ``again``."""
+    """Failures of plain requests: by the name of the cell before, and of repeated ones by ``again``."""
     canaries: dict[str, str] = {}
     last = ""
 
@@ -303,7 +303,7 @@ def test_a_check_that_fails_itself_leaves_the_others_verdicts(tmp_path: Path, me
 def words_per_token(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tokens_a_word: float, *checks: str
 ) -> dict[tuple[str, int], float]:
-    """What the journal keeps of each start; no *tokens_a_word* for a server that does not count."""
+    """Facts that the journal keeps of each start; no *tokens_a_word* of a server that does not count."""
 
     async def count(_session: object, _endpoint: object, text: str, *_: object) -> int:
         if not tokens_a_word:

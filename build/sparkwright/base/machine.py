@@ -176,7 +176,7 @@ def free_port(host: str = "127.0.0.1") -> int:
 
 def _bound(host: str, port: int) -> socket.socket:
     """Return a socket that is bound without SO_REUSEADDR, so that reservations are in the way."""
-    made = socket.socket()
+    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         made.bind((host, port))
     except OSError:

@@ -24,6 +24,7 @@ from sparkwright.cli.options import (
     serving_options,
     wheel_options,
 )
+from sparkwright.engine.client.endpoint import reachable
 from sparkwright.engine.environment import OfferedWheel, prepare, sources_here
 from sparkwright.engine.installed import read_installed
 from sparkwright.engine.offered import offered_wheel
@@ -35,7 +36,7 @@ from sparkwright.serve.preflight.run import run_preflight
 from sparkwright.serve.service import change, files
 from sparkwright.serve.service.change import has_systemd
 from sparkwright.serve.service.model import ServiceOptions, ServicePlaces, ServiceRecord, load_record
-from sparkwright.serve.settings import reachable, read_key, shell_key, with_settings
+from sparkwright.serve.settings import read_key, shell_key, with_settings
 
 _SCOPE = click.option(
     "--user/--system",

@@ -30,7 +30,6 @@ from sparkwright.engine.slow_kernels import warn_of_fallbacks
 from sparkwright.recipes.recipe import PORT, Recipe
 from sparkwright.serve.caches import cache_key, cache_variables
 from sparkwright.serve.engine import ServedEngine, state_between
-from sparkwright.serve.settings import reachable
 from sparkwright.serve.supervise import WatchOptions, pulsing, watch
 from sparkwright.serve.warmup import Limits, WarmUp, warm_up
 
@@ -203,7 +202,7 @@ async def _ready(server: ServerProcess, serving: Serving) -> AsyncIterator[aioht
         warmed = await _warmed(server, session, recipe) if options.warm_up else None
         emit(
             "serve.ready",
-            url=f"{reachable(options.host, server.launch.port)}/v1",
+            url=f"{server.url}/v1",
             model=server.model,
             thinks=recipe.flags.get("reasoning-parser", "") not in _ALWAYS_TEXT,
             boot_s=round(server.facts.seconds, 1),

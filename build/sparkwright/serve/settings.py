@@ -19,7 +19,6 @@ from sparkwright.recipes.recipe import Recipe
 SET_BY_USER = "set on the command line"
 """The reason of a flag that the user set."""
 _DECIDED = frozenset({"host", "port", "speculative-config", "model", "api-key"})
-_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - replaced, not bound
 _WORDS = {"true": True, "false": False}
 _MOST_BYTES = 4096
 KEY_VARIABLE = "VLLM_API_KEY"
@@ -82,12 +81,6 @@ def value_of(text: str) -> Any:
         value: Any = decode_json(text, Any)  # knows no infinite numbers
         return text if value is None else value
     return text
-
-
-def reachable(host: str, port: int) -> str:
-    """Return the root of a server that listens at *host* and *port*, as this machine reaches it."""
-    name = _EVERYWHERE.get(host, host)
-    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
 def read_key(path: Path) -> str:

@@ -17,7 +17,7 @@ WITH_SIDES, IN_ROWS = 5, 4  # dimensions of a cache
 ALLOWED = 0.25
 """Error beyond which a position holds something else."""
 POISON = 3.0
-"""What the drafter's cache is filled with beforehand."""
+"""Values that the drafter's cache is filled with beforehand."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What is asked of the server at one concurrency, and what must come of it: pure functions.
+"""Requests for the server at one concurrency, and the rules for their results: pure functions.
 
 The drafter proposes `DRAFTED` tokens a step, and vLLM's synthetic rejection sampler keeps
 exactly `ACCEPTED` of them, so that every number below is exact. Two of three are kept, not
@@ -33,7 +33,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Counters:
-    """What vLLM's own counters rose by. `per_position[i]`: drafts whose token i was accepted."""
+    """Rises of vLLM's own counters. `per_position[i]`: drafts whose token i was accepted."""
 
     drafts: int = 0
     draft_tokens: int = 0
@@ -58,7 +58,7 @@ class Counters:
 
 @dataclass(frozen=True)
 class Observed:
-    """What was seen at one level."""
+    """Measurements at one concurrency."""
 
     level: int
     seconds: float

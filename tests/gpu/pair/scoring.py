@@ -1,4 +1,4 @@
-"""What greedy answers are judged by: the tokens that they are made of, and how far near ties go."""
+"""Limits for greedy answers: the tokens that they may consist of, and how far from the best a near tie is."""
 
 # The output head has rows for these alone, a row and its negative each, so that drafters of made-up weights
 # guess right often enough for both outcomes of a draft to be met.

@@ -55,6 +55,7 @@ ABSENT = frozenset({404, 405, 501})
 """Statuses of a page that a server does not have."""
 
 _METRICS = "/metrics"
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}  # noqa: S104 - replaced, not bound
 _IDLE_S = 2.0  # vLLM ends a connection after 5 idle seconds; one that is about to go must not be used
 _READ_SIZE = 1 << 20
 _EXCERPT = 200
@@ -114,6 +115,12 @@ class _Models(msgspec.Struct):
 
 class _Version(msgspec.Struct):
     version: str
+
+
+def reachable(host: str, port: int) -> str:
+    """Return the root of a server that listens at *host* and *port*, as this machine reaches it."""
+    name = _EVERYWHERE.get(host, host)
+    return f"http://[{name}]:{port}" if ":" in name else f"http://{name}:{port}"
 
 
 def open_session(endpoint: Endpoint) -> aiohttp.ClientSession:

@@ -25,7 +25,7 @@ from sparkwright.base.errors import EndpointError, ServerError, SparkwrightError
 from sparkwright.base.events import emit, warn
 from sparkwright.base.process.session import Running, start
 from sparkwright.engine.cell import Deadlines
-from sparkwright.engine.client.endpoint import Endpoint
+from sparkwright.engine.client.endpoint import Endpoint, reachable
 from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server.bootlog import BootStages, error_lines, facts_from_metrics, read_boot_log
 from sparkwright.engine.server.compiling import FlashInferBuild
@@ -124,8 +124,8 @@ class ServerProcess:
 
     @property
     def url(self) -> str:
-        """Return the server's root."""
-        return f"http://{self.launch.host}:{self.launch.port}"
+        """Return the server's root, as this machine reaches it."""
+        return reachable(self.launch.host, self.launch.port)
 
     @property
     def endpoint(self) -> Endpoint:
