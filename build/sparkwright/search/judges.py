@@ -245,6 +245,7 @@ class CommandJudge:
                 cwd=Path.cwd(),
                 env={**os.environ, **variables, **({"SPARKWRIGHT_WHEEL": wheel} if wheel else {})},
                 log=log,
+                guard=True,  # it may run for an hour
             )
         except LimitsExceeded as error:
             return Evaluation(verdict=StepVerdict.BAD, signature="timeout", detail=str(error))

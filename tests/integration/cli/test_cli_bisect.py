@@ -3,6 +3,7 @@
 import json
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from bisect_kit import DOUBLED, PROBE, commit, git, judge, patch_twice
 from kit import UpstreamRepository
 from tiny_release import CLAMP, SOURCES, make_tiny
 from wheelkit import spoil, unpack
-from world import World, files_below
+from world import World, ended, files_below, wait_until
 
 from sparkwright.base.errors import BisectionError, ConfigError, ProcessError
 
@@ -229,6 +230,19 @@ def test_one_candidate_is_judged_by_hand(patched: World) -> None:
     assert {change["id"] for change in listed} == {f"word-{n}:added" for n in range(4, 10)} | {
         "doubled:added"
     }
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_judge_dies_with_a_search_that_is_killed(patched: World, number: int) -> None:
+    note = patched.folder / "judge.pid"
+    sleeps = judge(
+        patched, f"import os, time\nopen({str(note)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
+    )
+    search = patched.start("bisect", "HEAD~1", "HEAD", "--judge", sleeps)
+    pid = int(wait_until(lambda: note.exists() and note.read_text()))
+    search.send_signal(number)
+    search.communicate(timeout=60)
+    wait_until(lambda: ended(pid), patience_s=20)
 
 
 def test_a_command_says_125_where_it_cannot_judge(patched: World) -> None:

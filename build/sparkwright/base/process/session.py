@@ -147,16 +147,7 @@ def start(
         ToolError: the program does not exist, or may not be run.
     """
     command = tuple(str(part) for part in argv)
-    _check_startable(command, cwd, env)
-    guard = Path(__file__).with_name("guard.py")
-    guarded = [
-        sys.executable,
-        "-I",
-        "-S",
-        str(guard),
-        *map(str, (os.getpid(), nice, oom_score_adj)),
-        *command,
-    ]
+    guarded = _guarded(command, cwd, env, nice, oom_score_adj)
     log.write_bytes(b"")
     with log.open("ab") as output:  # appended to, so that the file can be cut while the program runs
         output.write(f"{shlex.join(command)}\n\n".encode(errors="surrogateescape"))
@@ -165,12 +156,22 @@ def start(
     return Running(child, command, dict(env))
 
 
-def _check_startable(command: tuple[str, ...], cwd: Path, env: Mapping[str, str]) -> None:
+def _guarded(
+    command: tuple[str, ...], cwd: Path, env: Mapping[str, str], nice: int = 0, oom_score_adj: int = 0
+) -> list[str]:
+    """Return *command* behind ``guard.py``.
+
+    Raises:
+        ToolError: the program does not exist, or may not be run.
+    """
     program = command[0]
     place = str(cwd / program) if os.sep in program else program
     if shutil.which(place, path=env.get("PATH", os.defpath)) is None:
         number = errno.EACCES if os.sep in program and Path(place).exists() else errno.ENOENT
         raise not_started(command, OSError(number, os.strerror(number), program))
+    guard = Path(__file__).with_name("guard.py")
+    numbers = (os.getpid(), nice, oom_score_adj)
+    return [sys.executable, "-I", "-S", str(guard), *map(str, numbers), *command]
 
 
 def resident_mib(sessions: Collection[int]) -> dict[int, int]:
@@ -244,10 +245,11 @@ def run_limited(
     env: Mapping[str, str],
     log: Path,
     stop: threading.Event | None = None,
+    guard: bool = False,
 ) -> Completed:
     """Run a program in a process group of its own, output to *log*, within *limits*.
 
-    Whatever happens, no process of the group is left behind.
+    No process of the group is left behind, with *guard* not even if this process is killed.
 
     *stop* kills it when set from another thread: in a group of its own, it receives no Ctrl-C.
 
@@ -258,7 +260,8 @@ def run_limited(
     command = tuple(str(part) for part in argv)
     started = time.monotonic()
     with log.open("wb") as output:
-        child = start_session(command, command, cwd, env, output)
+        argv = _guarded(command, cwd, env) if guard else command
+        child = start_session(argv, command, cwd, env, output)
         try:
             watch(child.pid, lambda seconds: _ended(child, seconds), limits, stop)
         finally:
