@@ -203,6 +203,7 @@ def test_a_systemd_unit_is_one_more_form() -> None:
         ),
         (COMPOSE.replace("environment:", "env_file: my.env\n    environment:"), "env_file my.env"),
         (TEMPLATE.replace("mods:", "pre_exec: [ls]\nmods:"), "pre_exec: ls"),
+        (TEMPLATE.replace("mods:", "pre_exec: [export HF_TOKEN=word]\nmods:"), "pre_exec: export HF_TOKEN=…"),
         (f"set -a; . ./my.env; set +a\nsource venv/bin/activate\n{SERVE}", ". ./my.env"),
         (f"VLLM_SERVER_DEV_MODE=1 {SERVE}", "VLLM_SERVER_DEV_MODE"),
         ("vllm serve org/m -sc 'word'", "--speculative-config"),

@@ -52,6 +52,7 @@ _ALONE = {
     *("-d", "--detach", "-i", "--interactive", "-t", "--tty", "--rm", "--init", "--privileged", "-P"),
     *("--publish-all", "--read-only", "-q", "--quiet", "--no-healthcheck", "--oom-kill-disable"),
 }
+_ASSIGNED = re.compile(r"(\w+)=(\S+)")
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class Remark:
 
     def __post_init__(self) -> None:
         """Take secrets out, whatever the word is."""
-        object.__setattr__(self, "what", SECRET_VALUE.sub("…", self.what))
+        what = _ASSIGNED.sub(lambda one: f"{one[1]}=…" if SECRET.search(one[1]) else one[0], self.what)
+        object.__setattr__(self, "what", SECRET_VALUE.sub("…", what))
 
 
 @dataclass
