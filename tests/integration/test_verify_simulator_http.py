@@ -71,6 +71,7 @@ def test_a_chat_begins_with_a_role_and_goes_on_with_content(tmp_path: Path) -> N
     assert whole["choices"][0]["message"] == {"role": "assistant", "content": streamed}
     assert whole["usage"]["completion_tokens"] == 40
     assert events[0]["object"] == "chat.completion.chunk"
+    assert ["stop_reason" in choice for choice in choices(events)][-2:] == [False, True]
 
 
 def test_what_a_prompt_states_is_answered(tmp_path: Path) -> None:

@@ -4,11 +4,13 @@ import functools
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from verify_kit import SEEDS, Server, boot_facts, context, judge, profile, run
 
 from sparkwright.engine.observations import Observation
+from sparkwright.recipes.evidence import load_references
 from sparkwright.verify.check import Context
-from sparkwright.verify.checks import ALL
+from sparkwright.verify.checks import ALL, bands
 from sparkwright.verify.checks.bands import capacity_of, load_bands
 
 BANDS = ALL["bands"]
@@ -29,13 +31,13 @@ def server(seed: int = 1, **changes: Any) -> Server:
 
 
 def test_every_figure_has_a_source_and_a_grade() -> None:
-    bands = load_bands().band
-    assert {band.key for band in bands if band.grade.startswith("A")} == {
+    known = load_bands().band
+    assert {band.key for band in known if band.grade.startswith("A")} == {
         "gemma-4-26b/dflash/k10/fp8",
         "qwen3.6-35b-a3b/dflash/k12/fp8",
         "qwen3.6-27b/dflash/k12/fp8",
     }
-    assert all(len(band.source) > 20 for band in bands)
+    assert all(len(band.source) > 20 for band in known)
     assert capacity_of("qwen3.6-27b/mtp/k3/nvfp4") == pytest.approx(525_000 / 35.7, rel=0.001)
     assert capacity_of(KEY) == capacity_of("qwen3.6-27b/mtp/k3/nvfp4"), "the body decides"
     assert capacity_of("gemma-4-26b/dflash/k10/fp8") == capacity_of("") == 0
@@ -111,9 +113,13 @@ def test_one_published_rate_without_speculation_holds_for_every_category(step_ms
     assert "3 figures were compared" in found.cause
 
 
-def test_figures_of_a_lower_grade_or_of_drafts_are_no_bands() -> None:
-    for key in ("gemma-4-31b/fp8/dflash/meanaverage", "qwen3.8-27b/nvfp4/mtp3/meazzo"):
-        assert BANDS.cells(to(key)) == ()
+@pytest.mark.parametrize("change", [{"grade": "B"}, {"speculative": True}, {"values": {"c=8": 63.1}}])
+def test_figures_of_a_lower_grade_of_drafts_or_of_more_requests_are_no_bands(monkeypatch, change) -> None:
+    figures = load_references()[PLAIN]
+    monkeypatch.setattr(bands, "load_references", lambda: {PLAIN: figures})
+    assert BANDS.cells(to(PLAIN, 0))
+    monkeypatch.setattr(bands, "load_references", lambda: {PLAIN: replace(figures, **change)})
+    assert BANDS.cells(to(PLAIN, 0)) == ()
 
 
 def test_without_a_band_nothing_is_asked() -> None:

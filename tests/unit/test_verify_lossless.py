@@ -260,14 +260,14 @@ def parity_context(**changes: Any) -> Any:
     return dataclasses.replace(context(sizes), corpus=load_corpus())
 
 
-def answers_of(talker: Talker) -> list[Observation]:
+def answers_of(talker: Talker, **changes: Any) -> list[Observation]:
     """Observations of the cells of ``parity``, as *talker* answers them.
 
     A talker goes by a cell's tag ``kind``, which cells of this check do not have.
     """
     asked = [
         (cell, replace(cell, tags={**cell.tags, "kind": "answers"}))
-        for cell in PARITY.cells(parity_context())
+        for cell in PARITY.cells(parity_context(**changes))
     ]
     return [replace(talker.measure(tagged), cell=cell) for cell, tagged in asked]
 
@@ -280,6 +280,20 @@ def parity_of(observations: list[Observation], **changes: Any) -> Finding:
 @pytest.mark.parametrize("seed", SEEDS[:8])
 def test_rounding_alone_is_parity(seed: int) -> None:
     assert parity_of(answers_of(Talker(seed))).verdict is Verdict.PASS
+
+
+@pytest.mark.parametrize(
+    ("talker", "prompts", "verdict", "why"),
+    [
+        (Talker(lossy=0.02), 24, Verdict.FAIL, "leave the other server's"),
+        (Talker(lossy=0.02), 6, Verdict.INCONCLUSIVE, "fewer than 8 answers"),
+        (Talker(noise=4.0, rounding=0.5, ties=0.5), 24, Verdict.INCONCLUSIVE, "differs from itself"),
+    ],
+)
+def test_other_answers_are_no_parity_but_few_or_noisy_ones_decide_nothing(talker, prompts, verdict, why):
+    found = parity_of(answers_of(talker, lossless_prompts=prompts), lossless_prompts=prompts)
+    assert found.verdict is verdict
+    assert why in found.cause
 
 
 def test_missing_cells_and_failed_requests_never_pass() -> None:
