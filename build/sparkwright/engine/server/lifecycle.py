@@ -10,11 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import secrets
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -37,10 +37,10 @@ from sparkwright.engine.server.failures import (
     keep_evidence,
     tail,
 )
+from sparkwright.engine.server.processes import MARK, is_owned, marked, other_listener, runs, sweep
 
 if TYPE_CHECKING:
     import aiohttp
-    import psutil
 
 
 BOOT_S = 1800.0
@@ -50,7 +50,6 @@ It begins when the models are here, grows with their size, and each file that Fl
 again.
 """
 _READ_BYTES_PER_S = 200e6  # by a slow disk
-_MARK = "SPARKWRIGHT_SERVER"
 _POLL_S = 0.25
 _METRICS_S = 10.0  # between two looks at the counters that evidence of a death would hold
 _ANSWER_S = 5.0
@@ -185,8 +184,8 @@ class ServerProcess:
         """
         launch = self.launch
         launch.folder.mkdir(parents=True, exist_ok=True)
-        if await self._listens():
-            by = await asyncio.to_thread(_other_listener, launch.port) or "something else"
+        if accepting := await self._listens():
+            by = await asyncio.to_thread(other_listener, accepting, launch.port) or "something else"
             raise ServerError(
                 f"no server can be started at {self.url} (port-in-use)",
                 because=f"port {launch.port} is already in use by {by}, which would answer in its place",
@@ -196,7 +195,7 @@ class ServerProcess:
             stored = await launch.models()
             self._boot_s = launch.boot_s or BOOT_S + stored / _READ_BYTES_PER_S
         emit("server.started", url=self.url, log=str(self.log))
-        environment = {**launch.environment, _MARK: self._marker}
+        environment = {**launch.environment, MARK: self._marker}
         self._running = start(launch.argv, cwd=launch.folder, env=environment, log=self.log)
         try:
             await self._boot()
@@ -276,8 +275,9 @@ class ServerProcess:
                     end = max(end, self._age + self._within(self._boot_s))
                 if self.died is not None:
                     raise await self._failure("the server ended while it started")
-                if await self._listens():
-                    if other := await asyncio.to_thread(_other_listener, launch.port, self._owns):
+                if accepting := await self._listens():
+                    owns = partial(is_owned, self.pid, self._marker)
+                    if other := await asyncio.to_thread(other_listener, accepting, launch.port, owns):
                         because = (
                             f"port {launch.port} was taken by {other} meanwhile, which answers in its place"
                         )
@@ -341,31 +341,18 @@ class ServerProcess:
         except (EndpointError, aiohttp.ClientError, TimeoutError, ValueError, LookupError, TypeError):
             return ""
 
-    async def _listens(self) -> bool:
-        """Tell if something accepts connections at its port."""
+    async def _listens(self) -> str:
+        """Return the address that accepts connections at its port; empty if none does."""
         try:
             async with asyncio.timeout(_ANSWER_S):
                 _, writer = await asyncio.open_connection(self.launch.host, self.launch.port)
         except OSError:  # TimeoutError among them
-            return False
+            return ""
+        address = str((writer.get_extra_info("peername") or [self.launch.host])[0])
         writer.close()
         with contextlib.suppress(OSError):
             await writer.wait_closed()
-        return True
-
-    def _owns(self, process: psutil.Process) -> bool:
-        """Tell if *process* is one of the server's: by its session, its ancestors or its environment.
-
-        Its environment alone does not tell: vLLM's processes write their titles over it.
-        """
-        import psutil
-
-        with contextlib.suppress(psutil.Error, OSError):
-            if os.getsid(process.pid) == self.pid or any(one.pid == self.pid for one in process.parents()):
-                return True
-        with contextlib.suppress(psutil.Error, OSError):
-            return process.environ().get(_MARK) == self._marker
-        return False
+        return address
 
     async def _failure(self, what: str, why: str = "") -> ServerFailedError:
         log, status = self._read_log(), self.died
@@ -423,14 +410,14 @@ class ServerProcess:
         try:
             if running.poll() is None:
                 running.terminate()
-                await _while(lambda: _runs(running.pid), self.launch.end_s)
-                if not _runs(running.pid):
+                await _while(lambda: runs(running.pid), self.launch.end_s)
+                if not runs(running.pid):
                     # Some are on their way out yet: none that is still there after a while is.
-                    await _while(lambda: bool(_marked(self._marker, running.pid)), _DYING_S)
-                    self.orphans = len(_marked(self._marker, running.pid))
+                    await _while(lambda: bool(marked(self._marker, running.pid)), _DYING_S)
+                    self.orphans = len(marked(self._marker, running.pid))
         finally:  # also when interrupted
             running.kill()
-            self.orphans = max(self.orphans, _sweep(self._marker))
+            self.orphans = max(self.orphans, sweep(self._marker, _DYING_S))
         if self.orphans:
             warn(f"{self.orphans} processes outlived the server and were killed")
         emit("server.ended", url=self.url, orphans=self.orphans)
@@ -452,57 +439,3 @@ async def _while(condition: Callable[[], bool], seconds: float) -> None:
     until = time.monotonic() + seconds
     while condition() and time.monotonic() < until:  # noqa: ASYNC110 - processes' ends raise no event
         await asyncio.sleep(0.05)
-
-
-def _runs(pid: int) -> bool:
-    """Tell if a process runs; unlike `Running.poll`, this does not kill what it left behind."""
-    import psutil
-
-    with contextlib.suppress(psutil.Error):
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    return False
-
-
-def _other_listener(port: int, owns: Callable[[psutil.Process], bool] | None = None) -> str:
-    """Return the process that listens at *port* beside or instead of those that the server *owns*, in words.
-
-    Empty where none does, or none that this user may look into. Another address is another server.
-    """
-    import psutil
-
-    ours, others = set(), {}
-    with contextlib.suppress(psutil.Error, OSError):
-        for one in psutil.net_connections("tcp"):
-            if one.pid and one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port:
-                # Judged only now: a process that the server forked meanwhile has its socket as well.
-                with contextlib.suppress(psutil.Error):
-                    process = psutil.Process(one.pid)
-                    if owns is not None and owns(process):
-                        ours.add(one.laddr.ip)
-                    else:
-                        others[one.laddr.ip] = f"{process.name()} (process {one.pid})"
-    return next((name for address, name in others.items() if not ours or address in ours), "")
-
-
-def _marked(marker: str, leader: int) -> list[psutil.Process]:
-    """Return the living processes but the *leader* whose environment holds *marker*."""
-    import psutil
-
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.pid not in {os.getpid(), leader} and process.environ().get(_MARK) == marker:
-                found.append(process)
-    return found
-
-
-def _sweep(marker: str) -> int:
-    """Kill the processes whose environment holds *marker*, wait for their ends, and return their number."""
-    import psutil
-
-    found = _marked(marker, leader=0)
-    for process in found:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    psutil.wait_procs(found, timeout=_DYING_S)
-    return len(found)
