@@ -46,6 +46,18 @@ def test_a_server_as_fast_as_the_reference_is_rarely_called_worse(starts: int, s
     assert near(found, 400, FALSE_WORSE)
 
 
+def test_an_undecided_comparison_names_the_concurrency_whose_interval_is_too_wide() -> None:
+    def compared(luck: float) -> Compared:
+        side = {1: [0.0, 0.0, 0.0], 8: [luck, -luck, 0.0]}
+        return Compared(side, side, Look(3))
+
+    wide, narrow = compared(0.05), compared(0.04)
+    assert (wide.verdict, narrow.verdict) == (Verdict.INCONCLUSIVE, Verdict.PASS)
+    assert "; at c=8 " in str(wide)
+    assert "c=1" not in str(wide)
+    assert "c=8" not in str(narrow)
+
+
 def test_slopes_of_noise_are_rarely_below_zero_for_sure() -> None:
     random = np.random.default_rng(7)
     alarms = sum(theil_sen(range(60), list(random.normal(size=60))).high < 0 for _ in range(400))

@@ -167,9 +167,13 @@ class Compared:
         """Fail if any is worse; pass if the intervals end above what the look allows; else inconclusive."""
         if self.worse:
             return Verdict.FAIL
-        slowest = min(one.low for one in self.levels.values())
-        passes = self.overall.low >= 1 - self.look.allowed and slowest >= 1 - TOLERANCE
+        passes = self.overall.low >= 1 - self.look.allowed and not self._wide
         return Verdict.PASS if passes else Verdict.INCONCLUSIVE
+
+    @property
+    def _wide(self) -> dict[int, Ratio]:
+        """Ratios, by concurrency, that may be lower than any that passes."""
+        return {level: one for level, one in self.levels.items() if one.low < 1 - TOLERANCE}
 
     def __str__(self) -> str:
         if self.worse:
@@ -177,7 +181,10 @@ class Compared:
         word = "better" if self.overall.low > 1 else "not worse"
         most = max(0.0, 100 * (1 - self.overall.low))
         shown = f"{self.overall.change}, not more than {most:.1f} % slower"
-        return f"{word if self.verdict is Verdict.PASS else 'undecided'}: {shown}"
+        if self.verdict is Verdict.PASS:
+            return f"{word}: {shown}"
+        wide = "".join(f"; at c={level} {one.change}" for level, one in self._wide.items())
+        return f"undecided: {shown}{wide}"
 
 
 def compare_pairs(one: Sequence[float], other: Sequence[float], error: float) -> Ratio:
