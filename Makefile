@@ -144,10 +144,10 @@ test-all: $(VENV)/.compiled
 	$(BIN)/pytest $(PARALLEL) --timeout 1200 $(ARGS) || { test $$? -eq 1 && $(BIN)/pytest --last-failed --last-failed-no-failures none --exitfirst; }
 
 test-prefixes: $(VENV)/.ready-test ## Prove every carry again, alone and on each prefix of the patchset, with native kernels compiled again
-	$(BIN)/pytest $(PARALLEL) -m walk tests/integration/test_spark_patchset.py $(ARGS)
+	$(BIN)/pytest $(PARALLEL) -m walk tests/integration/carries/test_spark_patchset.py $(ARGS)
 
 test-long: $(VENV)/.ready-test ## Run the tests that take longest: pruning in every order of steps, real engines that end, more seeds, and others
-	$(BIN)/pytest $(PARALLEL) -m walk --ignore tests/integration/test_spark_patchset.py $(ARGS)
+	$(BIN)/pytest $(PARALLEL) -m walk --ignore tests/integration/carries/test_spark_patchset.py $(ARGS)
 
 test-native: $(VENV)/.ready-test ## Compile every kernel, audit and load the wheel, and see what changes cost (hours on two cores, minutes once compiled)
 	$(BIN)/pytest tests/native $(ARGS)
@@ -164,7 +164,7 @@ test-verify: $(VENV)/.ready-test ## The fault matrix with twenty healthy servers
 	$(BIN)/python scripts/verify_faults.py --seeds 20
 
 test-verify-real: $(VENV)/.ready-test ## Verify a real vLLM on the CPU: with and without n-gram drafts, and with faults in its code
-	$(BIN)/pytest --quiet -rP --numprocesses 2 --dist loadscope -m walk tests/integration/test_verify_real.py $(ARGS)
+	$(BIN)/pytest --quiet -rP --numprocesses 2 --dist loadscope -m walk tests/integration/verify/test_verify_real.py $(ARGS)
 
 mutations: $(VENV)/.ready ## Break every carry as its mutations.toml says, and see that its probe notices: ARGS='--carry NAME --series 0.24'
 	$(BIN)/python scripts/mutations.py $(ARGS)

@@ -42,7 +42,7 @@ that should detect it, with a cause that names it. What each does stands in
 """
 _TESTED = [
     "`server` stands for the server's start and end, which is no check: tests of the processes show it",
-    "(`tests/integration/test_engine_server.py`). Faults in a real server's code are in",
+    "(`tests/integration/engine/test_engine_server.py`). Faults in a real server's code are in",
     "[Verify on real servers](verify.md#real-servers).",
 ]
 
