@@ -127,7 +127,7 @@ def test_a_published_boot_of_a_hybrid_model_that_drafts_for_itself(tokens):
     ],
 )
 def test_a_drafter_enlarges_the_pages_of_a_hybrid_model(dtype, draft, states, pages):
-    """The table of docs/nvfp4-kv.md, which the planning of vLLM with the carry gave."""
+    """The table of docs/dflash.md, which the planning of vLLM with the carry gave."""
     shape = model_shape(QWEN_27B["text_config"])
     alone = plan_kv(shape, (), KvOptions(dtype=dtype))
     beside = plan_kv(shape, (Attention(5, 8, 128),), KvOptions(dtype=dtype, draft_dtype=draft))
@@ -158,7 +158,7 @@ def test_heads_of_two_sizes_share_pages():
 
 @pytest.mark.parametrize(("saves", "nvfp4", "wide"), [(True, 1.0, 1.125), (False, 32 / 9, 1.0)])
 def test_nvfp4_beside_windows_of_16_bits(saves, nvfp4, wide):
-    """docs/nvfp4-kv.md: with the carry an NVFP4 page takes its own bytes, and a 16-bit one an eighth more."""
+    """docs/dflash.md: with the carry an NVFP4 page takes its own bytes, and a 16-bit one an eighth more."""
     options = KvOptions(dtype="nvfp4", draft_dtype="bfloat16", saves=saves)
     target, window = plan_kv(model_shape(DENSE), (Attention(8, 4, 128, 2048),), options).groups
     assert target.page / target.block == pytest.approx(nvfp4 * 2 * 4 * 72)
