@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from sparkwright.base.errors import ProcessError, RefError, ToolError
@@ -217,7 +218,7 @@ class Repository:
             raise RefError(f"{revision} is not in the store", because="no tree of that name was fetched")
         return done.text
 
-    def files(self, tree: str, paths: Iterable[str] | None = None) -> dict[str, TreeEntry]:
+    def files(self, tree: str, paths: Iterable[str] | None = None) -> Mapping[str, TreeEntry]:
         """Return the files of *tree* by path: all of them, or those among *paths* that exist."""
         if paths is None:
             return self.objects.files(tree)
@@ -302,7 +303,7 @@ class ObjectReader:
     database: Any
     loose: Any
     _nodes: dict[str, Node] = field(default_factory=dict)
-    _files: dict[str, dict[str, TreeEntry]] = field(default_factory=dict)
+    _files: dict[str, Mapping[str, TreeEntry]] = field(default_factory=dict)
 
     def read(self, object_id: str) -> bytes:
         """Return the bytes of an object."""
@@ -341,11 +342,11 @@ class ObjectReader:
         found = self.node(tree).get(name)
         return None if found is None or found.mode == FOLDER else found
 
-    def files(self, tree: str) -> dict[str, TreeEntry]:
-        """Return every file below *tree* by path; the answer is the caller's own."""
+    def files(self, tree: str) -> Mapping[str, TreeEntry]:
+        """Return every file below *tree* by path."""
         if tree not in self._files:
-            self._files[tree] = dict(self.walk(tree))
-        return dict(self._files[tree])
+            self._files[tree] = MappingProxyType(dict(self.walk(tree)))
+        return self._files[tree]
 
     def walk(self, tree: str, prefix: str = "") -> Iterator[tuple[str, TreeEntry]]:
         """Yield every file below *tree*, with its path."""

@@ -13,7 +13,7 @@ from sparkwright import __version__
 from sparkwright.base.config import convert, to_builtins
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.errors import SparkwrightError
-from sparkwright.lock.runtime import LockedRuntime
+from sparkwright.lock.runtime import SUFFIX
 from sparkwright.native.inspection import Inspection
 from sparkwright.native.model import Extension
 from sparkwright.pipeline.job import Job
@@ -285,33 +285,27 @@ def publish_index(job: Job, placed: Path | None) -> Step[bool]:
     out = job.out
 
     def key() -> str:
-        runtimes = {name: locked.digest for name, locked in _runtimes(job).items()}
-        return digest_of([*_listing(out), runtimes] if runtimes else _listing(out))
+        runtimes = sorted(job.checkout.patchsets.glob(f"*{SUFFIX}"))
+        return digest_of([_listing(out), {path.name: sha256_file(path) for path in runtimes}])
 
     def find() -> bool | None:
         record = job.store.find_record("index", key())
         return True if record is not None and record.get("pages") == _pages(out) else None
 
     def make() -> bool:
-        from sparkwright.publish.index import publish
+        from sparkwright.publish.index import publish, runtimes_in
 
+        runtimes = runtimes_in(job.checkout.patchsets)
         listed = None
         # A run for another platform may place its wheel while this one writes pages without it.
         while listed != (listed := _listing(out)):
-            index = publish(out, digests=_known_digests(job), runtimes=_runtimes(job))
+            index = publish(out, digests=_known_digests(job), runtimes=runtimes)
             for file in index.files:
                 _note_digest(job, out / file.filename, file.sha256)
         job.store.put_record("index", key(), {"folder": str(out), "pages": _pages(out)})
         return True
 
     return Step("index", None if placed is None else key(), find, make)
-
-
-def _runtimes(job: Job) -> dict[str, LockedRuntime]:
-    """Return the locked runtimes of the checkout, by file name."""
-    from sparkwright.publish.index import runtimes_in
-
-    return runtimes_in(job.checkout.patchsets)
 
 
 def _known_digests(job: Job) -> dict[str, str]:
@@ -344,8 +338,8 @@ def _state_key(path: Path) -> str:
 
 
 def _pages(folder: Path) -> str:
-    """Return the digest of the index's pages and metadata in *folder*."""
-    pages = [*folder.glob("simple/**/*"), *folder.glob("*.whl.metadata")]
+    """Return the digest of the index's pages, and of what stands beside wheels, in *folder*."""
+    pages = [*folder.glob("simple/**/*"), *folder.glob("*.whl.metadata"), *folder.glob(f"*{SUFFIX}")]
     return digest_of(sorted([str(path), sha256_file(path)] for path in pages if path.is_file()))
 
 

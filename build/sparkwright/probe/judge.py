@@ -254,20 +254,21 @@ class Prover:
         self, carry: Carry, paths: Sequence[str], pristine: str, merged: str, *, prefix: str = ""
     ) -> tuple[Touched, ...]:
         """Return those in one pair of trees: *paths*, the probe's imports, and the files that it declares."""
-        before, after = self.repository.files(pristine), self.repository.files(merged)
-        known, wanted = {*before, *after}, set(paths)
+        wanted = set(paths)
         if carry.probe_path is not None:
             for path in (carry.probe_path, *carry.probe_helpers):
-                wanted |= named_modules(path.read_bytes(), PACKAGE, known)
+                wanted |= named_modules(path.read_bytes(), PACKAGE)
         for pattern in carry.spec.probe.reads if carry.spec.probe is not None else ():
-            wanted.update(fnmatch.filter(known, pattern))
+            for tree in (pristine, merged):
+                wanted.update(fnmatch.filter(self.repository.files(tree), pattern))
+        before, after = (self.repository.files(tree, wanted) for tree in (pristine, merged))
         return tuple(
             Touched(
                 path=f"{prefix}{path}",
                 pristine=before[path].blob if path in before else None,
                 merged=after[path].blob if path in after else None,
             )
-            for path in sorted(wanted)
+            for path in sorted({*paths, *before, *after})
         )
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Container, Iterable
+from collections.abc import Iterable
 from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
@@ -117,28 +117,28 @@ def proof_key(
     )
 
 
-def named_modules(probe: bytes, package: str, known: Container[str]) -> set[str]:
-    """Return paths of the files of *package* that a probe's import statements name, wherever they stand.
-
-    *known* are the paths that exist in the tree.
-    """
+def named_modules(probe: bytes, package: str) -> set[str]:
+    """Return where files of *package* would be that a probe's import statements name, wherever they stand."""
     stems = [name.replace(".", "/") for name in _imported(probe) if name.split(".")[0] == package]
-    return {path for stem in stems for path in (f"{stem}.py", f"{stem}/__init__.py") if path in known}
+    return {path for stem in stems for path in (f"{stem}.py", f"{stem}/__init__.py")}
 
 
 @lru_cache(maxsize=256)  # a plan looks at each probe several times
 def _imported(probe: bytes) -> frozenset[str]:
     """Return the names that import statements of *probe* could mean a module by."""
     try:
-        parsed = ast.parse(probe)
+        left: list[ast.AST] = [ast.parse(probe)]
     except (SyntaxError, ValueError):
         return frozenset()  # running it will tell
     names: set[str] = set()
-    for node in ast.walk(parsed):
+    while left:
+        node = left.pop()
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+        # Expressions hold no imports, and are most of a tree.
+        left += [one for one in ast.iter_child_nodes(node) if not isinstance(one, ast.expr)]
     return frozenset(names)
 
 

@@ -139,7 +139,7 @@ class ProbeJudge:
     def suspects(self, paths: Collection[str]) -> set[str]:
         """Return those of *paths* that the probe names in its imports."""
         files = [self.file, *(self.file.with_name(name) for name in self.spec.helpers)]
-        return {path for file in files for path in named_modules(file.read_bytes(), _PACKAGE, set(paths))}
+        return {*paths} & {path for file in files for path in named_modules(file.read_bytes(), _PACKAGE)}
 
     def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
         """Run the probe on the candidate's merged tree."""

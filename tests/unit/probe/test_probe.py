@@ -417,15 +417,18 @@ def test_the_key_changes_with_the_harness_and_the_settings(bench, monkeypatch):
 
 
 def test_imports_are_read_wherever_they_stand() -> None:
-    known = {"vllm/__init__.py", "vllm/a.py", "vllm/b/__init__.py", "vllm/b/c.py", "vllm/d.py"}
     probe = (
         b"import os, vllm.a\nfrom other import vllm\n"
-        b"def f():\n    from vllm.b import c, unknown\nfrom . import d\n"
+        b"def f():\n    try:\n        if True:\n            from vllm.b import c\n"
+        b"    except* E:\n        import vllm.d\n"
+        b"match x:\n    case 1:\n        import vllm.e\nfrom . import f\n"
     )
-    assert named_modules(probe, "vllm", known) == {"vllm/a.py", "vllm/b/__init__.py", "vllm/b/c.py"}
-    assert named_modules(b"import vllm", "vllm", known) == {"vllm/__init__.py"}
-    assert named_modules(b"import vllmx.a", "vllm", known) == set()
-    assert named_modules(b"def (", "vllm", known) == set()
+    modules = ("a", "b", "b/c", "d", "e")
+    ends = (".py", "/__init__.py")
+    assert named_modules(probe, "vllm") == {f"vllm/{name}{end}" for name in modules for end in ends}
+    assert named_modules(b"import vllm", "vllm") == {"vllm.py", "vllm/__init__.py"}
+    assert named_modules(b"import vllmx.a", "vllm") == set()
+    assert named_modules(b"def (", "vllm") == set()
 
 
 def test_an_environment_whose_interpreter_is_gone_is_a_tool_error(bench: Bench, seeded: Path) -> None:
