@@ -1,4 +1,4 @@
-"""Write docs/upstream-releases.md: what becomes of every series' carries on each of upstream's releases.
+"""Write the tables of docs/carries.md: what becomes of every series' carries on upstream's later releases.
 
 Outcomes are those of merges, and a mark says that a proof which is recorded beside the carry stands for one.
 No probe is run: ``sparkwright carry prove --onto VERSION`` does that, and records what it finds. What a
@@ -30,21 +30,10 @@ from sparkwright.store.paths import open_store
 Column = Mapping[str, str]  # what a release's column has for each carry, in order
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "upstream-releases.md"
-RELEASES = ("0.24.0", "0.25.1", "0.27.1", "0.30.0", "0.33.0")
+PAGE = ROOT / "docs" / "carries.md"
+RELEASES = ("0.25.1", "0.27.1", "0.30.0", "0.33.0")
 MARK = "✓"
-_HEAD = f"""\
-# The carries on upstream's releases
-
-`make releases` writes this page. An outcome is that of `sparkwright merge --onto VERSION` with native
-kernels; {MARK} says that `sparkwright carry prove --onto VERSION` has recorded a proof of it.
-
-* *applied* {MARK}: the probe fails without the carry and passes with it.
-* *absorbed*, *superseded*, *not needed* {MARK}: it passes on upstream's own tree.
-* *superseded in part* names the carry that does there what upstream's answer leaves out.
-
-A series starts with its own release. `sparkwright carry show NAME` has notes on later ones.
-"""
+_TABLES = "\n### Series "  # what stands before the first of them is written by hand
 
 
 def main() -> int:
@@ -52,9 +41,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--releases", nargs="+", metavar="VERSION", default=RELEASES)
     args = parser.parse_args()
-    known = documented(PAGE.read_text(encoding="utf-8")) if PAGE.is_file() else {}
-    tables = tables_of(sorted(series_names(ROOT)), args.releases, known)
-    PAGE.write_text(page(tables), encoding="utf-8")
+    text = PAGE.read_text(encoding="utf-8")
+    tables = tables_of(sorted(series_names(ROOT)), args.releases, documented(text))
+    PAGE.write_text(page(text, tables), encoding="utf-8")
     return 0
 
 
@@ -86,7 +75,11 @@ def tables_of(
         for job in jobs.values():
             gather(job)
         found = {
-            series: {one: outcomes_on(job, one) for one in releases if Version(one) >= Version(series)}
+            series: {
+                one: outcomes_on(job, one)
+                for one in releases
+                if Version(one) > Version(job.spec.lock.release.version)
+            }
             for series, job in jobs.items()
         }
     words = {"proved": f" {MARK}", "not needed": f", not needed {MARK}"}
@@ -106,9 +99,10 @@ def gather(job: Job) -> None:
         gather_sources(job.spec.lock, job.access, wanted=sorted(sources))
 
 
-def page(tables: Mapping[str, Mapping[str, Column]]) -> str:
-    """Return the page in Markdown: a table for each series."""
-    return "\n".join([_HEAD, *(f"## Series {series}\n\n{table(found)}" for series, found in tables.items())])
+def page(text: str, tables: Mapping[str, Mapping[str, Column]]) -> str:
+    """Return the page's *text* with these tables: one for each series that has later releases."""
+    written = (f"{_TABLES}{series}\n\n{table(found)}" for series, found in tables.items() if found)
+    return "".join([text.partition(_TABLES)[0], *written])
 
 
 def table(found: Mapping[str, Column]) -> str:
@@ -120,9 +114,9 @@ def table(found: Mapping[str, Column]) -> str:
 
 
 def documented(text: str) -> dict[str, dict[str, Column]]:
-    """Return the tables of a page's *text*: what `page` was given."""
+    """Return the tables of the page's *text*: what `page` was given."""
     tables: dict[str, dict[str, Column]] = {}
-    for part in text.split("\n## Series ")[1:]:
+    for part in text.split(_TABLES)[1:]:
         series, *lines = part.splitlines()
         cells = [
             [cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines if line[:1] == "|"
