@@ -1,4 +1,4 @@
-"""Write docs/verify-faults.md: which check notices which fault; and how: dist/verify-faults.md.
+"""Write the table of docs/verify-checks.md: which check notices which fault; and how: dist/verify-faults.md.
 
 python scripts/verify_faults.py [--seeds 20] [--faults NAME,…] [--out FILE]
 """
@@ -31,20 +31,9 @@ _PERSONAL = (
     (re.compile(r"\(\w+ pid=\d+\) (\w+) \d\d-\d\d \d\d:\d\d:\d\d "), r"\1 "),
 )
 
-PAGE, CAUSES = ROOT / "docs" / "verify-faults.md", ROOT / "dist" / "verify-faults.md"
-HEAD = """# Which check notices which fault
-
-Made by `make test-verify`, with the cause that each check names in `dist/verify-faults.md`; `make test` runs
-one of each check and verdict. A case is a whole run of the suite against a simulator in a process of its own
-with one fault. It is detected by the right verdict (*fail* unless another one stands here), from the check
-that should detect it, with a cause that names it. What each does stands in
-`build/sparkwright/verify/simulator/faults.toml`.
-"""
-_TESTED = [
-    "`server` stands for the server's start and end, which is no check: tests of the processes show it",
-    "(`tests/integration/engine/test_engine_server.py`). Faults in a real server's code are in",
-    "[Verify on real servers](verify.md#real-servers).",
-]
+PAGE, CAUSES = ROOT / "docs" / "verify-checks.md", ROOT / "dist" / "verify-faults.md"
+_TABLE = "| check | faults detected |\n"  # what stands before it is written by hand
+_TESTED = "`server` stands for the server's start and end, which is no check: tests of its processes show it."
 
 
 def main() -> int:
@@ -58,7 +47,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         outcomes = run_cases(cases, Path(folder)).values()
     found = list(zip(cases, outcomes, strict=True))
-    given.out.write_text(page(found), encoding="utf-8")
+    before = PAGE.read_text(encoding="utf-8").partition(_TABLE)[0]
+    given.out.write_text(before + section(found), encoding="utf-8")
     CAUSES.parent.mkdir(exist_ok=True)
     CAUSES.write_text("\n".join(_faults([pair for pair in found if pair[0].fault])) + "\n", encoding="utf-8")
     odd = [(case, outcome) for case, outcome in found if not as_expected(case, outcome)]
@@ -86,12 +76,11 @@ def as_expected(case: Case, outcome: Outcome) -> bool:
     return outcome.verdict is case.verdict and named and warned
 
 
-def page(found: list[tuple[Case, Outcome]]) -> str:
-    """Return the page in Markdown."""
+def section(found: list[tuple[Case, Outcome]]) -> str:
+    """Return the end of the page in Markdown."""
     faulty = [(case, outcome) for case, outcome in found if case.fault]
     healthy = [outcome for case, outcome in found if not case.fault]
-    parts = [HEAD, *_confusion(faulty, healthy), "", *not_shown(faulty), ""]
-    return "\n".join(parts)
+    return "\n".join([*_confusion(faulty, healthy), *not_shown(faulty), ""])
 
 
 def not_shown(faulty: list[tuple[Case, Outcome]]) -> list[str]:
@@ -107,8 +96,8 @@ def not_shown(faulty: list[tuple[Case, Outcome]]) -> list[str]:
         for name in shown
         if (missing := [check for check in FAULTS[name].noticed_by if check not in shown[name]])
     ]
-    head = ["| not shown | what it does | by |", "|---|---|---|"]
-    return [*_TESTED, *(["", *head, *left] if left else [])]
+    head = ["", "| not shown | what it does | by |", "|---|---|---|"]
+    return [*head, *left, "", _TESTED] if left else []
 
 
 def _confusion(faulty: list[tuple[Case, Outcome]], healthy: list[Outcome]) -> list[str]:
@@ -119,19 +108,21 @@ def _confusion(faulty: list[tuple[Case, Outcome]], healthy: list[Outcome]) -> li
             (detected if as_expected(case, outcome) else missed)[case.check].append(
                 f"`{case.fault}`{verdict}"
             )
-    checks = sorted({*detected, *missed, *(name for outcome in healthy for name in outcome.verdicts)})
-    rows = [
-        "| check | faults detected | missed | healthy runs passed | false alarms |",
-        "|---|---|---|---|---|",
+    alarms: list[str] = []
+    judged = 0
+    for outcome in healthy:
+        judged += len(outcome.verdicts)
+        alarms += [f"`{name}`" for name, found in outcome.verdicts.items() if found is not Verdict.PASS]
+    odd = {f"`{case.fault}`": as_expected(case, outcome) for case, outcome in faulty if _harmless(case)}
+    alarms += [name for name, right in odd.items() if not right]
+    wrong = [f"{', '.join(names)} (`{check}`)" for check, names in sorted(missed.items())]
+    return [
+        _TABLE + "|---|---|",
+        *(f"| `{check}` | {', '.join(names)} |" for check, names in sorted(detected.items())),
+        "",
+        f"Missed: {'; '.join(wrong) or 'none'}. Odd, but right: {', '.join(odd)}.",
+        f"False alarms on these and in {judged} checks of healthy servers: {', '.join(alarms) or 'none'}.",
     ]
-    for name in checks:
-        verdicts = [outcome.verdicts[name] for outcome in healthy if name in outcome.verdicts]
-        passed = verdicts.count(Verdict.PASS)
-        shown = (", ".join(faults[name]) or "none" for faults in (detected, missed))
-        rows.append(f"| {' | '.join(map(str, (name, *shown, passed, len(verdicts) - passed)))} |")
-    odd = [pair for pair in faulty if _harmless(pair[0])]
-    names = ", ".join(f"`{case.fault}`" for case, outcome in odd if as_expected(case, outcome))
-    return [*rows, "", f"Streams and starts that are odd and right, of which {names} passed: {len(odd)}."]
 
 
 def _harmless(case: Case) -> bool:
