@@ -127,7 +127,7 @@ def test_a_published_boot_of_a_hybrid_model_that_drafts_for_itself(tokens):
     ],
 )
 def test_a_drafter_enlarges_the_pages_of_a_hybrid_model(dtype, draft, states, pages):
-    """The table of docs/dflash.md, which the planning of vLLM with the carry gave."""
+    """What docs/dflash.md says of hybrid models, which the planning of vLLM with the carry gave."""
     shape = model_shape(QWEN_27B["text_config"])
     alone = plan_kv(shape, (), KvOptions(dtype=dtype))
     beside = plan_kv(shape, (Attention(5, 8, 128),), KvOptions(dtype=dtype, draft_dtype=draft))
