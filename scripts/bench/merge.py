@@ -28,7 +28,7 @@ from unittest import mock
 
 from sparkwright.git.repository import git_environment
 from sparkwright.git.trees import check_out
-from sparkwright.merge import landing, sides
+from sparkwright.merge import landing, resolved, sides
 from sparkwright.merge.engine import MergeRequest, merge_patchset
 from sparkwright.merge.hazards import Examined
 from sparkwright.merge.prepare import prepare
@@ -56,6 +56,7 @@ def merge_as_new_process(job: Job, request: MergeRequest) -> Taken:
     """Return the seconds of a merge that holds nothing of files read before."""
     for kept in (sides._modules, sides._faults, sides._words):  # noqa: SLF001 - what a new process lacks
         kept.clear()
+    resolved._read.cache_clear()  # noqa: SLF001
     return timed(merge_patchset, job.repository, request)
 
 

@@ -20,7 +20,7 @@ from edits import copy_checkout, edit_patch, edit_prose
 
 from sparkwright.pipeline.checkout import open_checkout
 
-CARRY = "tie-weights"
+CARRY = "shm-busy-loop"
 
 
 def wheel(root: Path, *options: str) -> float:

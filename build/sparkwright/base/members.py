@@ -18,7 +18,7 @@ def most_bytes(name: str) -> int:
 
 def name_fault(name: str) -> str:
     """Return the reason that *name* is unsafe as a member's name, or the empty string."""
-    odd = next((character for character in name if not character.isprintable()), "")
+    odd = "" if name.isprintable() else next(one for one in name if not one.isprintable())
     kind = unicodedata.category(odd) if odd else ""
     faults = {
         "holds a backslash": "\\" in name,

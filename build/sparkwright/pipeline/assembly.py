@@ -68,7 +68,7 @@ def _choose(job: Job, state: BuildState) -> Binaries:
     compiled = {
         member: state.extensions[name] for member, name in members.items() if name in state.extensions
     }
-    with open_source(job.fetch_stock_wheel()) as upstream:
+    with open_source(job.stock_file) as upstream:
         inspected = _inspect(job, upstream, {member: one.sha256 for member, one in compiled.items()})
         slim = _slim(job, state, upstream, inspected)
         left_out = {one.member: one.because for one in slim.left_out}
@@ -135,7 +135,7 @@ def fetch_stock_wheel(job: Job) -> Step[Path]:
     def find() -> Path | None:
         return job.store.find_file(wheel.sha256, size=wheel.size)
 
-    return Step("upstream's wheel", wheel.sha256, find, job.fetch_stock_wheel)
+    return Step("upstream's wheel", wheel.sha256, find, lambda: job.stock_file)
 
 
 def assemble_wheel(job: Job, state: BuildState) -> Step[FoundWheel]:
@@ -165,7 +165,7 @@ def assemble_wheel(job: Job, state: BuildState) -> Step[FoundWheel]:
 
     def make() -> FoundWheel:
         plan = AssemblyPlan(
-            upstream_wheel=job.fetch_stock_wheel(),
+            upstream_wheel=job.stock_file,
             upstream_sha256=job.stock_wheel.sha256,
             version=version_of(job, state),
             changes=job.changes(require(state.report)),

@@ -312,8 +312,9 @@ class Job:
             if path.startswith("vllm/") and path.endswith(".py") and entry.mode.startswith("100")
         }
 
-    def fetch_stock_wheel(self) -> Path:
-        """Fetch upstream's wheel, verify it, and return its path, which has its own name."""
+    @cached_property
+    def stock_file(self) -> Path:
+        """Upstream's wheel by its own name: fetched where it is not here, and verified once."""
         self.source.wheel(self.spec.lock, self.options.platform)
         return self.store.named_file(self.stock_wheel.sha256, self.stock_wheel.filename)
 

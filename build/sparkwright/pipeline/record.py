@@ -144,7 +144,7 @@ def expectation(
     default the build spec's, or the lock's. All else is as for `Expectation`.
     """
     return Expectation(
-        upstream_wheel=job.fetch_stock_wheel(),
+        upstream_wheel=job.stock_file,
         artifact=job.stock_wheel,
         lock=job.spec.lock,
         changes=changes,
