@@ -1,7 +1,7 @@
 """Every failure that a user can see: what failed, its cause, and the next step.
 
 An exit code says who has to act: the user, the network, another program, a carry, a server. The class is the
-kind of failure, which ``--json`` names. A test compares ``docs/exit-codes.md`` with this file.
+kind of failure, which ``--json`` names. A test compares ``docs/commands.md`` with this file.
 """
 
 from __future__ import annotations

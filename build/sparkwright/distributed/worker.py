@@ -105,7 +105,7 @@ class TaskRunner:
                 return Failed(
                     task.name, self.machine, "machine", "ClusterError", f"{task.name} cannot be begun",
                     "its store has no access to the files of the task",
-                    "give both machines one shared store: docs/many-machines.md",
+                    "give both machines one shared store: docs/store.md",
                 )  # fmt: skip
             self.store.link(one.sha256, folder / one.path)
         return None

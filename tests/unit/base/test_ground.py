@@ -29,7 +29,7 @@ CLASSES = {
 
 def test_the_documentation_has_the_exit_code_of_each_kind() -> None:
     rows = re.findall(
-        r"^\| (\d+) \| ([^|]*)\|.+\|.+\|$", (ROOT / "docs" / "exit-codes.md").read_text(), re.MULTILINE
+        r"^\| (\d+) \| ([^|]*)\|.+\|.+\|$", (ROOT / "docs" / "commands.md").read_text(), re.MULTILINE
     )
     table = {kind: int(code) for code, kinds in rows for kind in re.findall(r"`(\w+)`", kinds)}
     assert table == {name: found.exit_code for name, found in CLASSES.items()} | {"UsageError": 2}

@@ -192,8 +192,7 @@ class RemoteTier:
         if writer:
             of = "without a signature" if writer == "unsigned" else f"of the writer {shown}"
             warn(
-                f"records {of} in the remote store do not count: {why} "
-                "(docs/many-machines.md, 'Who is believed')",
+                f"records {of} in the remote store do not count: {why} (docs/store.md, 'Who is believed')",
                 writer=shown,
             )
         else:
