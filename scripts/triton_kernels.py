@@ -1,4 +1,4 @@
-"""Write docs/triton-kernels.md: what the Triton kernels of every series' merged tree take on a GB10.
+"""Write the end of docs/native-kernels.md: what the Triton kernels of each merged tree take on a GB10.
 
 Nothing is run on a card. What was compiled before comes from the store, so that only changes take time.
 
@@ -19,32 +19,19 @@ from sparkwright.merge.engine import merge_patchset
 from sparkwright.pipeline.checkout import open_checkout, series_names
 from sparkwright.pipeline.job import make_job
 from sparkwright.pipeline.options import BuildOptions
-from sparkwright.probe.launches import LIMIT, KernelLaunch, KernelReport, KernelSurvey, too_much
+from sparkwright.probe.launches import LIMIT, KernelLaunch, KernelReport, KernelSurvey
 from sparkwright.store.paths import open_store
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "triton-kernels.md"
-_HEAD = """\
-# Triton kernels on a GB10
-
-`make triton` writes this page; do not edit it. A block of threads on compute capability 12.1 may have
-101,376 bytes of shared memory, and Triton refuses the launch of a kernel that needs more, when it comes.
-Compilers need no card: upstream's own Python launches its kernels here on a platform that says it is a GB10,
-with the shapes of the recipes (heads of 64 to 512, latents of 512 + 64 and 256 + 64, 0 to 16 drafts, caches
-of 16 bits, FP8 and NVFP4) and with those of upstream's own tests. Each launch is compiled for 12.1 and not
-run; autotuned kernels are, in every configuration that upstream's pruning leaves.
-
-The environment of probes compiles; a release may pin another version of Triton. A kernel has a row if a
-recipe's launch takes more than a quarter of the shared memory, or any launch spills registers: with the
-launch that takes most of those that a recipe may come to.
-"""
+PAGE = ROOT / "docs" / "native-kernels.md"
+_MARK = "<!-- make triton writes what follows -->\n\n"
+_SPILLS = 1024
 
 
 def main() -> int:
     """Survey, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--series", nargs="+", default=sorted(series_names(ROOT)))
-    parser.add_argument("--page", type=Path, default=PAGE)
     parser.add_argument(
         "--no-tests", action="store_true", help="the recipes' launches alone, in half the time"
     )
@@ -61,15 +48,16 @@ def main() -> int:
             faults += len(report.faults())
             alone = ", without upstream's tests" if args.no_tests else ""
             sections.append(page_section(f"Series {series}: {version} with its carries{alone}", report))
-    args.page.write_text("\n".join([_HEAD, *sections]), encoding="utf-8")
+    kept = PAGE.read_text(encoding="utf-8").partition(_MARK)[0]
+    PAGE.write_text(kept + _MARK + "\n".join(sections), encoding="utf-8")
     return 1 if faults else 0
 
 
-HEAD = ("kernel", "launches", "shared memory", "registers", "spills, bytes a thread", "by")
+HEAD = ("kernel", "launches", "shared memory", "spills, bytes a thread", "by")
 
 
 def rows(report: KernelReport) -> Iterator[tuple[str, ...]]:
-    """Return a row for each kernel that is refused, takes much of a recipe's shared memory, or spills there.
+    """Return a row for each kernel that is refused, takes most of the shared memory, or spills much.
 
     It has the most that any of the kernel's launches takes that can be chosen.
     """
@@ -80,42 +68,29 @@ def rows(report: KernelReport) -> Iterator[tuple[str, ...]]:
         good = [one for one in some if not one.refused]
         fitting = [one for one in good if not one.tuning or one.shared <= LIMIT] or good
         if not good:
-            yield name, str(len(some)), "", "", "", "refused: " + some[0].refused[:80]
+            yield name, str(len(some)), "", "", "refused: " + some[0].refused[:80]
             continue
         most = max(fitting, key=lambda one: (not one.of_test, one.shared))
         spilling = max(fitting, key=lambda one: one.spills)
-        if most.of_test or not (spilling.spills or most.shared > LIMIT // 4):
+        if most.of_test or not (spilling.spills >= _SPILLS or most.shared > LIMIT * 3 // 4):
             continue
         spills = f"{spilling.spills} ({spilling.origin})" if spilling.spills else "0"
-        yield (
-            name,
-            str(len(some)),
-            str(most.shared),
-            str(max(one.registers for one in fitting)),
-            spills,
-            most.origin,
-        )
+        yield name, str(len(some)), str(most.shared), spills, most.origin
 
 
 def page_section(title: str, report: KernelReport) -> str:
-    """Return a section of the page on kernels, in Markdown."""
+    """Return the part of a series, in Markdown."""
     done, every = len(report.compiled()), len(report.functions)
-    beyond = sum(1 for one in report.launches.values() if one.tuning and too_much(one))
-    tests = [
-        one for one in report.launches.values() if one.of_test and not one.refused and one.shared > LIMIT
-    ]
     faults, table = report.faults(), list(rows(report))
     left = report.left()
     refused = [name for why, names in left.items() if why.startswith("refused") for name in names]
     counted = f"{len(report.launches)} launches; **{done} of {every} functions compiled**."
+    fit = f"{len(faults)} faults:" if faults else "Each launch fits."
     lines = [
-        f"## {title}", "",
-        f"Triton {report.triton}. {counted}", "",
-        f"{len(faults)} faults:" if faults else "Every launch that was asked for fits.", "",
+        f"### {title}", "",
+        f"Triton {report.triton}. {counted} {fit}", "",
         *(f"* **{fault}**" for fault in faults), *([""] if faults else []),
-        f"Tuning passes over {beyond} configurations of autotuned kernels, which need too much.",
-        f"Of upstream's tests, with shapes of no recipe, {len(tests)} launches would not fit.", "",
-        *_table(HEAD, table), "",
+        *_table(table), "",
         f"Not compiled: {'; '.join(f'{why} ({len(names)})' for why, names in left.items()) or 'none'}.",
         *(f"* refused: `{_short(name)}`" for name in refused),
     ]  # fmt: skip
@@ -126,11 +101,10 @@ def _short(name: str) -> str:
     return ".".join(name.split(".")[-2:])
 
 
-def _table(head: tuple[str, ...], body: Iterable[tuple[str, ...]]) -> list[str]:
-    rule = "|---|" + "---:|" * 3 + "---|" * (len(head) - 4)
+def _table(body: Iterable[tuple[str, ...]]) -> list[str]:
     return [
-        f"| {' | '.join(head)} |",
-        rule,
+        f"| {' | '.join(HEAD)} |",
+        "|---|---:|---:|---|---|",
         *(f"| `{_short(row[0])}` | {' | '.join(row[1:])} |" for row in body),
     ]
 
