@@ -160,7 +160,7 @@ test-systemd: $(VENV)/.ready-test ## Install, kill, wedge, upgrade and boot serv
 test-image: $(VENV)/.ready-test ## Build ci/Containerfile on a base made by mmdebstrap, with a simulated engine, and run it
 	$(BIN)/pytest --quiet tests/image $(ARGS)
 
-test-verify: $(VENV)/.ready-test ## The fault matrix with twenty healthy servers, and its table in docs/verify-checks.md
+test-verify: $(VENV)/.ready-test ## The fault matrix with twenty healthy servers, and what it found in dist/verify-faults.md
 	$(BIN)/python scripts/verify_faults.py --seeds 20
 
 test-verify-real: $(VENV)/.ready-test ## Verify a real vLLM on the CPU: with and without n-gram drafts, and with faults in its code

@@ -90,10 +90,18 @@ def _grades() -> Iterator[list[str]]:
 
 
 def _checks() -> Iterator[list[str]]:
-    path = ROOT / "build" / "sparkwright" / "verify" / "checks" / "findings.toml"
-    for name, one in tomllib.loads(path.read_text(encoding="utf-8")).items():
+    for name, one in _toml_of_verify("checks/findings.toml").items():
         if "measures" in one:
             yield [f"`{name}`", one["measures"], one["fails"]]
+
+
+def _faults() -> Iterator[list[str]]:
+    for name, one in _toml_of_verify("simulator/faults.toml").items():
+        yield [f"`{name}`", one["does"], ", ".join(one["noticed-by"]) or "none: it is odd, and right"]
+
+
+def _toml_of_verify(path: str) -> dict[str, Any]:
+    return tomllib.loads((ROOT / "build" / "sparkwright" / "verify" / path).read_text(encoding="utf-8"))
 
 
 TABLES = {
@@ -106,4 +114,5 @@ TABLES = {
     ),
     "grades": (["grade", "what it says"], _grades),
     "checks": (["check", "measurement", "fails when"], _checks),
+    "faults": (["fault", "what it does", "noticed by"], _faults),
 }

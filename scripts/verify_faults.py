@@ -1,4 +1,4 @@
-"""Write the table of docs/verify-checks.md: which check notices which fault; and how: dist/verify-faults.md.
+"""Run the fault matrix, and write which check noticed which fault and how: dist/verify-faults.md.
 
 python scripts/verify_faults.py [--seeds 20] [--faults NAME,…] [--out FILE]
 """
@@ -22,17 +22,8 @@ from sparkwright.verify.simulator.faults import FAULTS  # noqa: E402
 
 # Head of a finding's cause; a server that does not start has none.
 _FINDING = re.compile(r"^(?:fail|invalid|inconclusive) [a-z-]+: [^:]+: ")
-_PLACES = {str(ROOT), sys.prefix, sys.base_prefix, tempfile.gettempdir(), str(Path.home())}
-_HERE = "|".join(sorted(map(re.escape, _PLACES - {"/"}), key=len, reverse=True))
-_PERSONAL = (
-    (re.compile(rf"(?:{_HERE})(?:/[^\s/'\",;:)]+)*/([^\s/'\",;:)]+)"), r"\1"),
-    (re.compile(r"…[^\s…]*/"), "…"),  # the rest of a path that was cut
-    (re.compile(r"(--port |127\.0\.0\.1:)\d+"), r"\1…"),
-    (re.compile(r"\(\w+ pid=\d+\) (\w+) \d\d-\d\d \d\d:\d\d:\d\d "), r"\1 "),
-)
 
-PAGE, CAUSES = ROOT / "docs" / "verify-checks.md", ROOT / "dist" / "verify-faults.md"
-_TABLE = "| check | faults detected |\n"  # what stands before it is written by hand
+PAGE = ROOT / "dist" / "verify-faults.md"
 _TESTED = "`server` stands for the server's start and end, which is no check: tests of its processes show it."
 
 
@@ -47,10 +38,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         outcomes = run_cases(cases, Path(folder)).values()
     found = list(zip(cases, outcomes, strict=True))
-    before = PAGE.read_text(encoding="utf-8").partition(_TABLE)[0]
-    given.out.write_text(before + section(found), encoding="utf-8")
-    CAUSES.parent.mkdir(exist_ok=True)
-    CAUSES.write_text("\n".join(_faults([pair for pair in found if pair[0].fault])) + "\n", encoding="utf-8")
+    given.out.parent.mkdir(exist_ok=True)
+    given.out.write_text(page(found), encoding="utf-8")
     odd = [(case, outcome) for case, outcome in found if not as_expected(case, outcome)]
     for case, outcome in odd:
         causes = "; ".join(outcome.causes) or "no cause"
@@ -76,11 +65,11 @@ def as_expected(case: Case, outcome: Outcome) -> bool:
     return outcome.verdict is case.verdict and named and warned
 
 
-def section(found: list[tuple[Case, Outcome]]) -> str:
-    """Return the end of the page in Markdown."""
+def page(found: list[tuple[Case, Outcome]]) -> str:
+    """Return the page in Markdown."""
     faulty = [(case, outcome) for case, outcome in found if case.fault]
     healthy = [outcome for case, outcome in found if not case.fault]
-    return "\n".join([*_confusion(faulty, healthy), *not_shown(faulty), ""])
+    return "\n".join([*_confusion(faulty, healthy), *not_shown(faulty), "", *_faults(faulty), ""])
 
 
 def not_shown(faulty: list[tuple[Case, Outcome]]) -> list[str]:
@@ -117,7 +106,8 @@ def _confusion(faulty: list[tuple[Case, Outcome]], healthy: list[Outcome]) -> li
     alarms += [name for name, right in odd.items() if not right]
     wrong = [f"{', '.join(names)} (`{check}`)" for check, names in sorted(missed.items())]
     return [
-        _TABLE + "|---|---|",
+        "| check | faults detected |",
+        "|---|---|",
         *(f"| `{check}` | {', '.join(names)} |" for check, names in sorted(detected.items())),
         "",
         f"Missed: {'; '.join(wrong) or 'none'}. Odd, but right: {', '.join(odd)}.",
@@ -134,19 +124,12 @@ def _faults(faulty: list[tuple[Case, Outcome]]) -> list[str]:
     for case, outcome in faulty:
         said, pattern = (outcome.warnings, case.warns) if case.warns else (outcome.causes, case.says)
         matching = [cause for cause in said if re.search(pattern, cause)]
-        cause = impersonal(_FINDING.sub("", matching[0])) if matching else ""
+        cause = _FINDING.sub("", matching[0]) if matching else ""
         does = FAULTS[case.fault.partition("=")[0]].does
         expected = "yes" if as_expected(case, outcome) else "**no**"
         row = (f"`{case.fault}`", does, case.check, str(outcome.verdict), expected, _short(cause))
         rows.append(f"| {' | '.join(row)} |")
     return rows
-
-
-def impersonal(text: str) -> str:
-    """Return *text* without details of this machine or run: folders, ports and process ids."""
-    for pattern, instead in _PERSONAL:
-        text = pattern.sub(instead, text)
-    return text
 
 
 def _short(cause: str) -> str:
