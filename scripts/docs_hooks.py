@@ -5,12 +5,15 @@ A page has the place of a table as ``<!-- table of NAME -->``, NAME being one of
 
 from __future__ import annotations
 
+import json
 import posixpath
 import re
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from packaging.version import Version
 
 from sparkwright.carries.model import load_carries
 from sparkwright.engine.server.failures import causes
@@ -100,10 +103,21 @@ def _faults() -> Iterator[list[str]]:
         yield [f"`{name}`", one["does"], ", ".join(one["noticed-by"]) or "none: it is odd, and right"]
 
 
+def _outcomes() -> Iterator[list[str]]:
+    for series, columns in _LATER.items():
+        for carry in next(iter(columns.values())):
+            yield [series, f"`{carry}`", *(columns.get(release, {}).get(carry, "") for release in _RELEASES)]
+
+
 def _toml_of_verify(path: str) -> dict[str, Any]:
     return tomllib.loads((ROOT / "build" / "sparkwright" / "verify" / path).read_text(encoding="utf-8"))
 
 
+_LATER: dict[str, dict[str, dict[str, str]]] = {
+    path.stem: json.loads(path.read_text(encoding="utf-8"))
+    for path in sorted((ROOT / "patchsets" / "later-releases").glob("*.json"))
+}
+_RELEASES = sorted({release for columns in _LATER.values() for release in columns}, key=Version)
 TABLES = {
     "carries": (["carry", "what it does", "upstream", "shown on"], _carries),
     "findings": (["finding", "level", "what", "remedy"], _findings),
@@ -114,5 +128,6 @@ TABLES = {
     ),
     "grades": (["grade", "what it says"], _grades),
     "checks": (["check", "measurement", "fails when"], _checks),
+    "outcomes": (["series", "carry", *_RELEASES], _outcomes),
     "faults": (["fault", "what it does", "noticed by"], _faults),
 }

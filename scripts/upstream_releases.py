@@ -1,8 +1,8 @@
-"""Write the tables of docs/carries.md: what becomes of every series' carries on upstream's later releases.
+"""Record what becomes of every series' carries on upstream's later releases, which docs/carries.md shows.
 
 Outcomes are those of merges, and a mark says that a proof which is recorded beside the carry stands for one.
 No probe is run: ``sparkwright carry prove --onto VERSION`` does that, and records what it finds. What a
-dependency's source would be needed for, and cannot be had, stays as the page has it.
+dependency's source would be needed for, and cannot be had, stays as it is recorded.
 
     python scripts/upstream_releases.py [--releases 0.25.1 0.26.0]
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -30,21 +31,28 @@ from sparkwright.store.paths import open_store
 Column = Mapping[str, str]  # what a release's column has for each carry, in order
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "carries.md"
+RECORDS = ROOT / "patchsets" / "later-releases"
 RELEASES = ("0.25.1", "0.27.1", "0.30.0", "0.33.0")
 MARK = "✓"
-_TABLES = "\n### Series "  # what stands before the first of them is written by hand
 
 
 def main() -> int:
-    """Merge, and write the page."""
+    """Merge, and write the records."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--releases", nargs="+", metavar="VERSION", default=RELEASES)
     args = parser.parse_args()
-    text = PAGE.read_text(encoding="utf-8")
-    tables = tables_of(sorted(series_names(ROOT)), args.releases, documented(text))
-    PAGE.write_text(page(text, tables), encoding="utf-8")
+    for series, columns in columns_of(sorted(series_names(ROOT)), args.releases, recorded()).items():
+        if columns:
+            text = json.dumps(columns, ensure_ascii=False, indent=2)
+            (RECORDS / f"{series}.json").write_text(f"{text}\n", encoding="utf-8")
     return 0
+
+
+def recorded() -> dict[str, dict[str, Column]]:
+    """Return the columns of each release for each series that has later ones."""
+    return {
+        path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(RECORDS.glob("*.json"))
+    }
 
 
 def options_of(series: str) -> BuildOptions:
@@ -53,7 +61,7 @@ def options_of(series: str) -> BuildOptions:
     return BuildOptions(series=series, kernels="native" if native else "upstream")
 
 
-def tables_of(
+def columns_of(
     names: Sequence[str],
     releases: Sequence[str],
     known: Mapping[str, Mapping[str, Column]],
@@ -63,7 +71,7 @@ def tables_of(
     Args:
         names: the series.
         releases: the releases.
-        known: the columns that the page has: a cell stays for a carry whose source the store lacks.
+        known: the columns that are recorded: a cell stays for a carry whose source the store lacks.
     """
     with contextlib.ExitStack() as stack:
         store = open_store()
@@ -97,36 +105,6 @@ def gather(job: Job) -> None:
     sources = {carry.spec.source for carry in job.spec.carries if carry.spec.source is not None}
     if job.spec.lock.native is not None:
         gather_sources(job.spec.lock, job.access, wanted=sorted(sources))
-
-
-def page(text: str, tables: Mapping[str, Mapping[str, Column]]) -> str:
-    """Return the page's *text* with these tables: one for each series that has later releases."""
-    written = (f"{_TABLES}{series}\n\n{table(found)}" for series, found in tables.items() if found)
-    return "".join([text.partition(_TABLES)[0], *written])
-
-
-def table(found: Mapping[str, Column]) -> str:
-    """Return a table in Markdown: a row for each carry, a column for each release."""
-    names = next(iter(found.values()))
-    rows = [["carry", *found], *([f"`{name}`", *(one[name] for one in found.values())] for name in names)]
-    head, *body = ("| " + " | ".join(row) + " |" for row in rows)
-    return "\n".join([head, "|" + "---|" * (1 + len(found)), *body, ""])
-
-
-def documented(text: str) -> dict[str, dict[str, Column]]:
-    """Return the tables of the page's *text*: what `page` was given."""
-    tables: dict[str, dict[str, Column]] = {}
-    for part in text.split(_TABLES)[1:]:
-        series, *lines = part.splitlines()
-        cells = [
-            [cell.strip() for cell in line.strip("| ").split(" | ")] for line in lines if line[:1] == "|"
-        ]
-        (_, *releases), _, *rows = cells
-        tables[series] = {
-            release: {row[0].strip("`"): row[number] for row in rows}
-            for number, release in enumerate(releases, start=1)
-        }
-    return tables
 
 
 class ReleaseOutcomes(Model, frozen=True):

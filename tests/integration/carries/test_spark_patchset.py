@@ -34,9 +34,9 @@ CARRIES = SPECS["0.24"].carries
 CURRENT = [one for one in SPECS["0.33"].carries if one.spec.scope == "runtime"]
 PREFIXES = list(prefixes(CARRIES))
 SOURCES = sorted({carry.spec.source for carry in CARRIES if carry.spec.source is not None})
-PAGE = run_path(str(ROOT / "scripts" / "upstream_releases.py"))
-DOCUMENTED = PAGE["documented"](PAGE["PAGE"].read_text(encoding="utf-8"))
-COLUMNS = [(series, release) for series, columns in DOCUMENTED.items() for release in columns]
+RELEASES = run_path(str(ROOT / "scripts" / "upstream_releases.py"))
+RECORDED = RELEASES["recorded"]()
+COLUMNS = [(series, release) for series, columns in RECORDED.items() for release in columns]
 
 
 def by_name(carry):
@@ -164,10 +164,10 @@ def test_upstreams_tests_find_what_no_probe_sees_and_leave_the_patchset_alone():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("series", "release"), COLUMNS)
-def test_the_documented_outcomes_are_what_merges_and_recorded_proofs_give(series, release):
+def test_the_recorded_outcomes_are_what_merges_and_recorded_proofs_give(series, release):
     """A change in it is `make releases`, and a look at what changed."""
-    stated = DOCUMENTED[series][release]
-    found = PAGE["tables_of"]([series], [release], {series: {release: stated}})
+    stated = RECORDED[series][release]
+    found = RELEASES["columns_of"]([series], [release], {series: {release: stated}})
     assert found == {series: {release: stated}}
 
 

@@ -1,4 +1,4 @@
-"""The page of upstream's releases: it is what its own tables give, and has every carry of each series."""
+"""The record of upstream's later releases has every carry of each series."""
 
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,6 @@ def script() -> Any:
     return load_file(ROOT / "scripts" / "upstream_releases.py")
 
 
-def test_the_repositorys_page_is_what_the_script_writes(script: Any) -> None:
-    text = script.PAGE.read_text(encoding="utf-8")
-    assert script.page(text, script.documented(text)) == text
-
-
 def test_what_upstream_leaves_out_is_done_by_a_carry_of_that_releases_series() -> None:
     specs = [open_checkout(ROOT, series).build_spec() for series in series_names(ROOT)]
     carried = {(carry.name, spec.lock.release.version) for spec in specs for carry in spec.carries}
@@ -36,8 +31,8 @@ def test_what_upstream_leaves_out_is_done_by_a_carry_of_that_releases_series() -
 
 
 @pytest.mark.parametrize("series", series_names(ROOT))
-def test_the_page_has_every_later_release_and_carry_in_order(script: Any, series: str) -> None:
-    columns = script.documented(script.PAGE.read_text(encoding="utf-8")).get(series, {})
+def test_the_record_has_every_later_release_and_carry_in_order(script: Any, series: str) -> None:
+    columns = script.recorded().get(series, {})
     spec = open_checkout(ROOT, series).build_spec()
     pin = Version(spec.lock.release.version)
     assert list(columns) == [one for one in script.RELEASES if Version(one) > pin]
