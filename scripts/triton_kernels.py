@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from sparkwright.git.repository import open_repository
@@ -36,77 +35,71 @@ def main() -> int:
         "--no-tests", action="store_true", help="the recipes' launches alone, in half the time"
     )
     args = parser.parse_args()
-    store, faults = open_store(), 0
-    sections = []
+    store = open_store()
+    reports: dict[str, KernelReport] = {}
     with contextlib.closing(open_repository(store.git)) as repository:
         for series in args.series:
             job = make_job(open_checkout(ROOT, series), store, repository, BuildOptions(series=series))
             version = job.spec.lock.release.version
             merged = merge_patchset(repository, job.merge_request(job.pristine, version))
             merged.require_merged()
-            report = KernelSurvey(store, repository, tests=not args.no_tests).survey(merged.tree, version)
-            faults += len(report.faults())
-            alone = ", without upstream's tests" if args.no_tests else ""
-            sections.append(page_section(f"Series {series}: {version} with its carries{alone}", report))
+            survey = KernelSurvey(store, repository, tests=not args.no_tests)
+            reports[series] = survey.survey(merged.tree, version)
     kept = PAGE.read_text(encoding="utf-8").partition(_MARK)[0]
-    PAGE.write_text(kept + _MARK + "\n".join(sections), encoding="utf-8")
-    return 1 if faults else 0
+    lines = [*table(reports), "", *(summary(series, report) for series, report in reports.items())]
+    PAGE.write_text(kept + _MARK + "\n".join(lines), encoding="utf-8")
+    return 1 if any(report.faults() for report in reports.values()) else 0
 
 
-HEAD = ("kernel", "launches", "shared memory", "spills, bytes a thread", "by")
+def peaks(report: KernelReport) -> dict[str, tuple[int, int, str]]:
+    """Return for each kernel of a recipe the most shared memory that it takes, for what, and the most spills.
 
-
-def rows(report: KernelReport) -> Iterator[tuple[str, ...]]:
-    """Return a row for each kernel that is refused, takes most of the shared memory, or spills much.
-
-    It has the most that any of the kernel's launches takes that can be chosen.
+    Launches that cannot be chosen do not count, and those of upstream's tests for spills alone.
     """
     kernels: dict[str, list[KernelLaunch]] = defaultdict(list)
     for one in report.launches.values():
-        kernels[one.kernel].append(one)
-    for name, some in sorted(kernels.items()):
-        good = [one for one in some if not one.refused]
+        if not one.refused:
+            kernels[".".join(one.kernel.split(".")[-2:])].append(one)
+    found = {}
+    for name, good in kernels.items():
         fitting = [one for one in good if not one.tuning or one.shared <= LIMIT] or good
-        if not good:
-            yield name, str(len(some)), "", "", "refused: " + some[0].refused[:80]
-            continue
         most = max(fitting, key=lambda one: (not one.of_test, one.shared))
-        spilling = max(fitting, key=lambda one: one.spills)
-        if most.of_test or not (spilling.spills >= _SPILLS or most.shared > LIMIT * 3 // 4):
-            continue
-        spills = f"{spilling.spills} ({spilling.origin})" if spilling.spills else "0"
-        yield name, str(len(some)), str(most.shared), spills, most.origin
+        if not most.of_test:
+            found[name] = most.shared, max(one.spills for one in fitting), most.origin
+    return found
 
 
-def page_section(title: str, report: KernelReport) -> str:
-    """Return the part of a series, in Markdown."""
+def table(reports: dict[str, KernelReport]) -> list[str]:
+    """Return a row for each kernel that takes most of the shared memory, or spills much, in Markdown."""
+    found = {series: peaks(report) for series, report in reports.items()}
+    shown = {
+        name
+        for kernels in found.values()
+        for name, (shared, spills, _) in kernels.items()
+        if spills >= _SPILLS or shared > LIMIT * 3 // 4
+    }
+    heads = [f"{what}, {series}" for what in ("shared memory", "spills") for series in found]
+    lines = [f"| kernel | {' | '.join(heads)} | most for |", f"|---|{'---:|' * len(heads)}---|"]
+    for name in sorted(shown):
+        taken = [kernels.get(name) for kernels in found.values()]
+        cells = ["" if one is None else str(one[place]) for place in (0, 1) for one in taken]
+        origin = next(one[2] for one in reversed(taken) if one is not None)
+        lines.append(f"| `{name}` | {' | '.join(cells)} | {origin} |")
+    return lines
+
+
+def summary(series: str, report: KernelReport) -> str:
+    """Return what was compiled of a series, what a GB10 could not launch, and what was left, in Markdown."""
     done, every = len(report.compiled()), len(report.functions)
-    faults, table = report.faults(), list(rows(report))
-    left = report.left()
+    faults, left = report.faults(), report.left()
     refused = [name for why, names in left.items() if why.startswith("refused") for name in names]
-    counted = f"{len(report.launches)} launches; **{done} of {every} functions compiled**."
-    fit = f"{len(faults)} faults:" if faults else "Each launch fits."
+    counted = f"{len(report.launches)} launches under Triton {report.triton}, {len(faults) or 'no'} faults"
+    kept_out = "; ".join(f"{why} ({len(names)})" for why, names in left.items()) or "none"
     lines = [
-        f"### {title}", "",
-        f"Triton {report.triton}. {counted} {fit}", "",
-        *(f"* **{fault}**" for fault in faults), *([""] if faults else []),
-        *_table(table), "",
-        f"Not compiled: {'; '.join(f'{why} ({len(names)})' for why, names in left.items()) or 'none'}.",
-        *(f"* refused: `{_short(name)}`" for name in refused),
+        f"{series}: {counted}; **{done} of {every} functions compiled**. Not compiled: {kept_out}.", "",
+        *(f"* **{fault}**" for fault in faults), *(f"* refused: `{name}`" for name in refused),
     ]  # fmt: skip
-    return "\n".join(lines) + "\n"
-
-
-def _short(name: str) -> str:
-    return ".".join(name.split(".")[-2:])
-
-
-def _table(body: Iterable[tuple[str, ...]]) -> list[str]:
-    return [
-        f"| {' | '.join(HEAD)} |",
-        "|---|---:|---:|---|---|",
-        *(f"| `{_short(row[0])}` | {' | '.join(row[1:])} |" for row in body),
-    ]
+    return "\n".join(lines) + "\n" * bool(faults or refused)
 
 
 if __name__ == "__main__":

@@ -69,12 +69,24 @@ def test_every_function_is_compiled_or_named_with_the_reason():
         "for AMD cards": ["vllm.amd.read"],
         "no launch of it is known": ["vllm.ops.other"],
     }
+    said = PAGE.summary("0.24", found)
+    assert "**2 of 4 functions compiled**" in said
+    assert "Not compiled: for AMD cards (1); no launch of it is known (1)." in said
     refused = report(replace(READ, refused="no"))
     assert "vllm.ops.read" in refused.left()["refused by the compiler"]
-    page = PAGE.page_section("Series", found)
-    assert "**2 of 4 functions compiled**" in page
-    assert "Not compiled: for AMD cards (1); no launch of it is known (1)." in page
-    assert "* refused: `ops.read`" in PAGE.page_section("Series", refused)
+    assert "* refused: `vllm.ops.read`" in PAGE.summary("0.24", refused)
+
+
+def test_the_page_has_kernels_near_the_limit_and_those_that_spill():
+    spilling = replace(READ, kernel="vllm.ops.spill", shared=8, spills=2000, origin="prefill")
+    small = replace(READ, kernel="vllm.ops.small", shared=8)
+    of_test = replace(small, kernel="vllm.ops.test", shared=LIMIT, origin="upstream's test_read.py")
+    refused = replace(small, kernel="vllm.ops.refused", refused="no")
+    both = {"0.24": report(READ, spilling, small, of_test, refused), "0.33": report(READ)}
+    assert PAGE.table(both)[2:] == [
+        f"| `ops.read` | {LIMIT} | {LIMIT} | 0 | 0 | decode |",
+        "| `ops.spill` | 8 |  | 2000 |  | prefill |",
+    ]
 
 
 def test_results_of_a_child_that_was_killed_are_kept(tmp_path):
