@@ -6,12 +6,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+from command import call
+from edits import copy_checkout
 from test_cli_bisect import PROBE, culprits, git, patched  # noqa: F401 - a fixture
 from world import World
 
 from sparkwright.cli.bisect import command
 
-PAGE = Path(__file__).parents[3] / "docs" / "bisect.md"
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs/bisect.md"
 EXAMPLES = [
     shlex.split(found.replace("\\\n", " "))[2:]
     for found in re.findall(r"^\$ (sparkwright bisect (?:.*\\\n)*.*)$", PAGE.read_text(), re.MULTILINE)
@@ -38,3 +41,18 @@ def test_the_first_example_runs_as_it_is_written(patched: World) -> None:  # noq
         shutil.copy(wheel, patched.root / f"{name}.whl")
     (patched.root / "regression.py").write_text(PROBE)
     assert culprits(patched.good("bisect", *EXAMPLES[0], "--json")) == ["doubled:added"]
+
+
+@pytest.mark.upstream
+@pytest.mark.walk
+@pytest.mark.parametrize(
+    ("ends", "named"), [(("0.19.1", "0.20.0"), "broke"), (("0.26.0", "0.25.1", "--find-fix"), "fixed")]
+)
+def test_the_public_example_names_the_releases(tmp_path: Path, ends: tuple[str, ...], named: str) -> None:
+    copy_checkout(ROOT, tmp_path)
+    for language, file in (("python", "hybrid.py"), ("toml", "patchsets/stock.toml")):
+        (text,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+        (tmp_path / file).write_text(text)
+    specs = [f"stock@{one}" if one[0].isdigit() else one for one in ends]
+    done = call("bisect", "--root", str(tmp_path), *specs, "--judge", "probe hybrid.py", cwd=tmp_path)
+    assert f"release {max(ends[:2])} {named} it" in done.stdout, done.stderr
