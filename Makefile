@@ -86,7 +86,7 @@ prove: $(VENV)/.ready $(FAR) ## Run every carry's probe and upstream's tests on 
 test-upstream: $(VENV)/.ready ## Run upstream's own tests on the pristine and on the merged tree; ARGS='tests/v1/core/test_x.py'
 	@$(BIN)/sparkwright carry prove --upstream-tests $(LINE) --source $(SOURCE) $(ARGS)
 
-triton: $(VENV)/.ready ## Compile vLLM's Triton kernels for a GB10, without one, and write the end of docs/native-kernels.md
+triton: $(VENV)/.ready ## Compile vLLM's Triton kernels for a GB10, without one, and write dist/triton-kernels.md
 	@$(BIN)/python scripts/triton_kernels.py $(ARGS)
 
 nightly: $(VENV)/.ready-verify ## Follow upstream: merge and judge every carry on what is new, and build it

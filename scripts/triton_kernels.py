@@ -1,4 +1,4 @@
-"""Write the end of docs/native-kernels.md: what the Triton kernels of each merged tree take on a GB10.
+"""Write dist/triton-kernels.md: what the Triton kernels of each merged tree take on a GB10.
 
 Nothing is run on a card. What was compiled before comes from the store, so that only changes take time.
 
@@ -22,8 +22,7 @@ from sparkwright.probe.launches import LIMIT, KernelLaunch, KernelReport, Kernel
 from sparkwright.store.paths import open_store
 
 ROOT = Path(__file__).parents[1]
-PAGE = ROOT / "docs" / "native-kernels.md"
-_MARK = "<!-- make triton writes what follows -->\n\n"
+PAGE = ROOT / "dist" / "triton-kernels.md"
 _SPILLS = 1024
 
 
@@ -45,9 +44,10 @@ def main() -> int:
             merged.require_merged()
             survey = KernelSurvey(store, repository, tests=not args.no_tests)
             reports[series] = survey.survey(merged.tree, version)
-    kept = PAGE.read_text(encoding="utf-8").partition(_MARK)[0]
     lines = [*table(reports), "", *(summary(series, report) for series, report in reports.items())]
-    PAGE.write_text(kept + _MARK + "\n".join(lines), encoding="utf-8")
+    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.write_text("\n".join(lines), encoding="utf-8")
+    print(PAGE)
     return 1 if any(report.faults() for report in reports.values()) else 0
 
 
