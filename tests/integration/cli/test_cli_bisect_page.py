@@ -50,9 +50,9 @@ def test_the_first_example_runs_as_it_is_written(patched: World) -> None:  # noq
 )
 def test_the_public_example_names_the_releases(tmp_path: Path, ends: tuple[str, ...], named: str) -> None:
     copy_checkout(ROOT, tmp_path)
-    for language, file in (("python", "hybrid.py"), ("toml", "patchsets/stock.toml")):
-        (text,) = re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-        (tmp_path / file).write_text(text)
+    (text,) = re.findall(r"^```toml\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "patchsets" / "stock.toml").write_text(text)
     specs = [f"stock@{one}" if one[0].isdigit() else one for one in ends]
-    done = call("bisect", "--root", str(tmp_path), *specs, "--judge", "probe hybrid.py", cwd=tmp_path)
+    judge = f"probe {PAGE.parent / 'hybrid.py'}"
+    done = call("bisect", "--root", str(tmp_path), *specs, "--judge", judge, cwd=tmp_path)
     assert f"release {max(ends[:2])} {named} it" in done.stdout, done.stderr
