@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from bisect_kit import DOUBLED, PROBE, commit, git, judge, patch_twice
 from kit import UpstreamRepository
-from tiny_release import CLAMP, SOURCES, make_tiny
+from tiny_release import CLAMP, make_tiny
 from wheelkit import spoil, unpack
 from world import World, ended, files_below, wait_until
 
@@ -84,13 +84,6 @@ def test_a_search_is_repeated_with_all_options_that_it_was_given(patched: World)
     (plain, _) = patched.good(*words, "--deterministic").json["check"]
     named = {word.partition("=")[0] for word in shlex.split(plain)}
     assert named == {"sparkwright", "bisect", "HEAD~1", "HEAD", "--judge", "--deterministic", "--try"}
-
-
-def test_another_text_of_the_work_tree_is_another_search(patched: World) -> None:
-    words = ("bisect", "HEAD~1", ".", "--judge", judge(patched), "--deterministic", "--json")
-    first = patched.good(*words)
-    patched.carry("doubled", {"vllm/clamp.py": DOUBLED + "# again\n"}, listed=False)
-    assert patched.good(*words).json["id"] != first.json["id"]
 
 
 def test_two_wheels_alone_name_the_carry_though_the_checkout_moved_on(patched: World) -> None:
@@ -245,16 +238,6 @@ def test_a_judge_dies_with_a_search_that_is_killed(patched: World, number: int) 
     wait_until(lambda: ended(pid), patience_s=20)
 
 
-def test_a_command_says_125_where_it_cannot_judge(patched: World) -> None:
-    """Two neighbours cannot be told apart where the candidate between them is untestable."""
-    text = CLAMP.replace("return value", "return value  # UNTESTABLE")
-    patched.carry("aside", {"vllm/clamp.py": text}, listed=False)
-    patched.carry("doubled", {"vllm/clamp.py": CLAMP.replace("# Always.", "# value * 2")}, listed=False)
-    words = ("bisect", "HEAD~1", ".", "--judge", judge(patched))
-    patched.list_carries([*patched.listed(), "aside"])
-    assert patched.call(*words, "--try=aside:added").status == 125
-
-
 @pytest.mark.parametrize("status", [127, 200])
 def test_a_command_that_breaks_gives_no_verdict(patched: World, status: int) -> None:
     words = ("bisect", "HEAD~1", "HEAD", "--judge")
@@ -315,19 +298,6 @@ def test_a_range_is_no_culprit(patched: World) -> None:
     ran = patched.call("bisect", "spark@1.2.0", "spark@1.6.0", "--judge", judge(patched), "--json")
     assert ran.status == BisectionError.exit_code
     assert (ran.json["kind"], ran.json["changes"]) == ("range", ["1.4.0", "1.5.0", "1.6.0"])
-
-
-def test_the_release_that_broke_a_carry_is_named(world: World) -> None:
-    moved = tuple({path: text for path, text in SOURCES.items() if path == "vllm/clamp.py"}.items())
-    other = ((moved[0][0], moved[0][1].replace("LIMIT = 10", "LIMIT = 11")),)
-    for number in range(3, 12):
-        world.offer(make_tiny(f"1.{number}.0", changes=other if number >= 8 else ()))
-    probe = world.root / "carries" / "clamp" / "probe.py"
-    ran = world.good("bisect", "spark@1.2.0", "spark@1.11.0", "--judge", f"probe {probe}", "--json")
-    assert culprits(ran) == ["1.8.0"]
-    searching = [step for step in ran.json["steps"] if step["role"] == "search"]
-    assert len(searching) <= 4
-    world.call("bisect", "spark@1.2.0", "spark@1.11.0", "--list", "--offline", "--json")
 
 
 def test_the_commit_at_which_a_carry_stops_merging_is_named(world: World) -> None:

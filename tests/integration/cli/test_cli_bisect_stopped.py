@@ -9,7 +9,7 @@ from http_index import Fault
 from tiny_release import CLAMP, make_tiny
 from world import World, finish, wait_until
 
-from sparkwright.base.errors import BusyError, FetchError, NotInStoreError
+from sparkwright.base.errors import BusyError, FetchError
 
 ENDS = ("bisect", "HEAD~1", "HEAD", "--json")
 
@@ -56,16 +56,6 @@ def offer_later_releases(world: World) -> None:
         text = DOUBLED if number >= 6 else CLAMP
         world.offer(make_tiny(f"1.{number}.0", changes=(("vllm/clamp.py", text),)))
     world.list_carries([])
-
-
-def test_what_the_store_lacks_is_named_without_a_network(world: World) -> None:
-    offer_later_releases(world)
-    words = ("bisect", "spark@1.2.0", "spark@1.8.0", "--judge", judge(world), "--json")
-    assert world.call(*words, "--offline").status == NotInStoreError.exit_code
-    ran = world.good(*words)
-    assert ran.json["changes"] == ["1.6.0"]
-    again = world.good(*words, "--offline")
-    assert again.json["steps"] == ran.json["steps"]
 
 
 def test_a_network_that_fails_in_the_middle_gives_no_verdict(world, monkeypatch):

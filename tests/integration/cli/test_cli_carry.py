@@ -9,7 +9,7 @@ import tomlkit
 from tiny_release import CLAMP, CLAMPED, make_tiny
 from world import World, files_below
 
-from sparkwright.base.errors import PatchError, ProofError, UnknownNameError, UnprovedError
+from sparkwright.base.errors import ProofError, UnknownNameError, UnprovedError
 from sparkwright.cli import session
 
 WORDS_PROBE = """\
@@ -52,28 +52,6 @@ class TestNew:
         report = world.good("merge", "--json").json
         assert report["outcomes"][2]["paths"] == ["vllm/fresh.py", "vllm/old.py", "vllm/words.py"]
         assert world.good("carry", "show", "count", "--json").json["why"] == "One is not enough.\n"
-
-    def test_a_new_program_may_be_executed(self, world: World, tree: Path) -> None:
-        script = tree / "tools" / "new.sh"
-        script.write_text("#!/bin/sh\n")
-        script.chmod(0o755)
-        world.good("carry", "new", "count", "--from", tree, *NEW)
-        assert "new file mode 100755" in (world.root / "carries" / "count" / "1.2.0.patch").read_text()
-
-    def test_an_untouched_tree_is_no_change(self, world: World, tree: Path) -> None:
-        before = carries(world)
-        ran = world.call("carry", "new", "count", "--from", tree, *NEW)
-        assert ran.status == PatchError.exit_code, ran.said
-        assert carries(world) == before, "nothing is left of it"
-
-    def test_a_name_that_cannot_be(self, world: World, tree: Path) -> None:
-        (tree / "vllm" / "old.py").unlink()
-        before = files_below(world.folder).keys()
-        ran = world.call("carry", "new", "--from", tree, *NEW, "--", "../count")
-        assert ran.status == 10, ran.said
-        assert "cannot be a carry's name" in ran.err
-        made = files_below(world.folder).keys() - before
-        assert [path for path in made if not path.startswith(("store/git/", "checkout/.sparkwright/"))] == []
 
     def test_a_name_that_is_taken(self, world: World, tree: Path) -> None:
         (tree / "vllm" / "old.py").unlink()
@@ -141,11 +119,6 @@ class TestEdit:
         ran = world.call("carry", "edit", tree / "mine")
         assert (ran.status, "it is not a folder" in ran.err) == (10, True)
 
-    def test_an_unknown_carry(self, world: World) -> None:
-        ran = world.call("carry", "edit", world.folder / "x", "--carry", "clmp")
-        assert ran.status == 10
-        assert "did you mean 'clamp'?" in ran.err
-
 
 class TestShow:
     def test_with_context(self, world: World) -> None:
@@ -169,10 +142,6 @@ class TestShow:
         assert "\\x1b]0;title\\x07red" in out
         assert "+RED = '\\x1b[31m'\n" in out
         assert world.good("carry", "show", "red", "--json").json["title"] == "\x1b]0;title\x07red"
-
-    def test_one_that_is_in_no_patchset(self, world: World) -> None:
-        world.list_carries(["align"])
-        assert "min(value, LIMIT)" in world.good("carry", "show", "clamp").out
 
     def test_one_that_nobody_has(self, world: World) -> None:
         ran = world.call("carry", "show", "clmp", "--json")
@@ -256,13 +225,6 @@ class TestRefresh:
         before = carries(world)
         assert world.call("carry", "refresh", "clamp", "--from", tree).status == 30
         assert carries(world) == before
-
-
-def test_an_empty_folder_takes_the_tree(world: World) -> None:
-    folder = world.folder / "empty"
-    folder.mkdir()
-    world.good("carry", "edit", folder)
-    assert (folder / "vllm" / "clamp.py").read_text() == CLAMP
 
 
 def test_a_probe_that_cannot_run_is_listed_with_its_error(world: World) -> None:

@@ -85,15 +85,6 @@ def test_a_wheel_without_evidence_is_refused_with_the_commands_that_make_it(buil
     built.good("channel", "promote", wheel, "--to", "nightly")
 
 
-def test_a_wheel_with_an_unproved_carry_is_not_promoted(world: World) -> None:
-    shutil.copy(SHIPPED, world.root / "patchsets")
-    world.carry("bare", {"vllm/words.py": "WORDS = ()\n"})
-    world.good("wheel", "--allow-unproved", "bare")
-    refused = world.call("channel", "promote", world.wheels[0], "--to", "nightly")
-    assert refused.status == 50
-    assert "without a proof of bare" in refused.err
-
-
 def test_a_companion_is_promoted_by_its_audit_alone(built: World) -> None:
     module = companion_kit.module(built.store, companion_kit.library(built.folder, "sampling"))
     companion = write_companion(built.store, companion_kit.content([module]), built.dist).path
@@ -188,18 +179,6 @@ def test_looking_at_the_key_of_an_unknown_channel_makes_none(built: World, chang
     refused = built.call("channel", "key", change, "absent")
     assert (refused.status, "no key for channel absent" in refused.err) == (10, True)
     assert not (Path(built.environment["XDG_DATA_HOME"]) / "sparkwright/publisher/absent").exists()
-
-
-def test_a_key_that_others_can_read_is_refused(built: World) -> None:
-    built.good("channel", "promote", built.wheels[0], "--to", "nightly")
-    key = Path(built.environment["XDG_DATA_HOME"]) / "sparkwright/publisher/nightly"
-    (key,) = key.glob("*.pem")
-    key.chmod(0o644)
-    refused = built.call("channel", "renew", "nightly")
-    assert refused.status == 21
-    assert f"chmod 600 {key}" in refused.err
-    assert "PRIVATE KEY" not in refused.said
-    built.good("channel", "verify", built.dist / "published/channels/nightly")
 
 
 def test_a_target_that_is_none_is_refused(built: World) -> None:

@@ -1,17 +1,13 @@
 """An extension whose own build narrows the architectures: `plan` and `wheel` name it beforehand."""
 
-import contextlib
 import dataclasses
-import os
-import signal
 import sys
 from typing import Any
 
 import msgspec
-import psutil
 import pytest
 from native_kit import HERE, PROGRAM, Member, make_wheel, native_tables, offer, offer_toolkit, with_native
-from world import World, ended, finish, wait_until
+from world import World
 
 from sparkwright.base.errors import ToolError
 from sparkwright.lock.model import ExtensionSpec
@@ -103,15 +99,6 @@ def test_code_for_the_card_is_not_remarked(compiling: World) -> None:
     assert {step["warning"] for step in after["steps"].values()} == {""}
 
 
-def test_the_time_of_units_is_their_own_steps_and_an_extensions_that_of_its_link(compiling: World) -> None:
-    built(compiling, "12.1a")
-    events = compiling.events()
-    kinds = {"compile.finished", "native.built", "step.made"}
-    told = [event.get("step") or event["kind"] for event in events if event["kind"] in kinds]
-    place = told.index("compile.finished")
-    assert told[place : place + 4] == ["compile.finished", "compile units", "native.built", STEP]
-
-
 def test_an_extension_that_the_project_lacks_is_upstreams_and_nothing_is_compiled_again(
     compiling: World,
 ) -> None:
@@ -125,27 +112,3 @@ def test_an_extension_that_the_project_lacks_is_upstreams_and_nothing_is_compile
         built(compiling, "12.1a")
         assert compiling.steps()["compile units"] == word
     assert planned(compiling, "12.1a")["steps"]["compile _Q"]["detail"].startswith("upstream's own: ")
-
-
-def test_a_build_ends_by_a_signal_at_once_with_all_of_its_compilers(compiling: World) -> None:
-    endless = compiling.folder / "endless"
-    os.mkfifo(endless)
-    compiling.carry("slow", {"csrc/ops.c": f'#include "{endless}"\n', "csrc/archs": "12.1a\n"}, scope="build")
-    compiling.list_carries(["slow"])
-    words = ("wheel", "--arch", "12.1a", "--platform", HERE, "--allow-unproved", "slow")
-    run = compiling.start(*words)
-    family = wait_until(lambda: with_compiler(run.pid))
-    run.terminate()
-    assert finish(run, patience_s=10).status == -signal.SIGTERM
-    wait_until(lambda: all(map(ended, family)), patience_s=10)
-
-
-def with_compiler(pid: int) -> list[int]:
-    """Return the processes below *pid*, once the compiler of the unit that never ends is one of them."""
-    below = psutil.Process(pid).children(recursive=True)
-    for one in below:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            # CMake, and what looks for a compiler, start others before.
-            if one.name() == "cc1" and any(word.endswith("/ops.c") for word in one.cmdline()):
-                return [member.pid for member in below]
-    return []

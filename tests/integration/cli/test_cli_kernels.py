@@ -110,11 +110,6 @@ class TestUpstream:
     def test_native_ones_are_suggested_where_the_lock_says_what_compiles_them(self, compiling: World) -> None:
         assert "KERNELS=native" in native_hint(open_checkout(compiling.root))
 
-    def test_nothing_of_them_can_stand_in_the_way(self, taking: World) -> None:
-        (taking.root / "carries" / "card" / "1.2.0.patch").write_text("no patch at all")
-        taking.good("wheel")
-        assert "left-out" in taking.good("merge").out
-
     def test_they_need_no_proof(self, compiling: World) -> None:
         told = compiling.good("carry", "prove", "--json").json
         assert told["needless"] == dict.fromkeys(["card", "feed"], f"left-out: {NOT_COMPILED}")
@@ -122,11 +117,6 @@ class TestUpstream:
 
 
 class TestNative:
-    def test_a_source_that_is_not_at_hand(self, compiling: World) -> None:
-        found = outcomes(compiling, "--kernels", "native")
-        assert found["card"] == ("applied", "")
-        assert found["feed"] == ("left-out", "the source of quack is not in the store")
-
     def test_a_source_that_is(self, compiling: World) -> None:
         tree = bring(compiling)
         told = compiling.good("merge", "--kernels", "native", "--json").json
@@ -151,15 +141,6 @@ class TestNative:
         changed = [(source["name"], source["pristine"]) for source in told["sources"]]
         assert (feed["kind"], changed) == (kind, [("quack", tree)] if kind == "applied" else [])
         assert (compiling.call("carry", "show", "feed").status == 0) == (kind == "applied")
-
-    def test_on_another_release_nobody_knows_the_sources(self, compiling: World) -> None:
-        from tiny_release import make_tiny
-
-        bring(compiling)
-        compiling.offer(make_tiny("1.3.0"))
-        found = outcomes(compiling, "--kernels", "native", "--onto", "1.3.0")
-        assert found["card"][0] == "applied"
-        assert found["feed"][0] == "left-out"
 
     def test_another_point(self, compiling: World, monkeypatch: pytest.MonkeyPatch) -> None:
         def planned(*words: str) -> dict[str, object]:
@@ -235,18 +216,6 @@ class TestNative:
         assert says in step["detail"]
         # With upstream's kernels the build spec is the same, with compiled ones another.
         assert [one == other for one, other in zip(*points, strict=True)] == [True, False]
-
-    def test_a_plan_is_of_the_wheel_that_is_asked_for(self, compiling: World) -> None:
-        def key(*words: str) -> str:
-            steps = compiling.good("wheel", "--plan", "--kernels", "native", "--json", *words).json["steps"]
-            found: str = next(step["key"] for step in steps if step["name"] == "toolchain")
-            return found
-
-        assert (
-            key("--platform", "x86_64")
-            != key("--platform", "aarch64")
-            == key("--platform", "aarch64", "--jobs", "3", "--isolate")
-        )
 
     def test_binaries_that_only_say_that_they_were_compiled(self, compiling, tmp_path, monkeypatch):
         stock = compiling.release.lock.wheels["aarch64"].filename
@@ -327,28 +296,6 @@ class TestNative:
         assert not (folder / "proofs").exists()
 
 
-@pytest.mark.parametrize(
-    ("words", "status", "says"),
-    [
-        (("--kernels", "upstream", "--arch", "12.1a"), 10, "--kernels native --arch 12.1a"),
-        (("--kernels", "native", "--arch", "sm_121a"), 10, "no architecture"),
-        (("--kernels", "own"), 2, "own"),
-    ],
-)
-def test_what_cannot_be_chosen(compiling: World, words: tuple[str, ...], status: int, says: str) -> None:
-    ran = compiling.call("wheel", "--plan", *words)
-    assert ran.status == status, ran.said
-    assert says in ran.said
-
-
-def test_a_lock_that_does_not_say_with_what(world: World) -> None:
-    for words in (("--kernels", "native"), ("--arch", "12.1a")):
-        ran = world.call("wheel", "--plan", *words)
-        assert ran.status == 10, ran.said
-        assert "no [native]" in ran.said
-        assert "--kernels upstream" in ran.said
-
-
 class TestAuthoring:
     def test_show(self, compiling: World) -> None:
         ran = compiling.call("carry", "show", "feed")
@@ -365,7 +312,3 @@ class TestAuthoring:
         assert f"it changes quack, as pinned at {REF}" in ran.said
         assert "source-ref" in ran.said
         assert not (compiling.root / "TREE").exists()
-
-    def test_one_that_compiles_is_edited_as_any_other(self, compiling: World) -> None:
-        compiling.good("carry", "edit", "TREE", "--carry", "card")
-        assert (compiling.root / "TREE" / "csrc" / "kernel.cu").read_text() == KERNEL["csrc/kernel.cu"]

@@ -67,13 +67,6 @@ def test_the_branch_builds_and_its_proofs_count(project):
     assert probes == []
 
 
-def test_without_the_option_there_is_a_report_and_no_branch(project):
-    project.offer(MOVED)
-    ran = project.good(*NIGHT, "--onto", "1.3.0")
-    assert "report.md" in ran.out
-    assert git(project, "branch", "--list", "sparkwright/*") == ""
-
-
 def test_a_planted_red_carry_is_held_back(project):
     project.offer(WRONG)
     ran = project.call(*NIGHT, "--onto", "1.3.0", "--propose", "--json")

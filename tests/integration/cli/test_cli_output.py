@@ -33,13 +33,6 @@ HEAVY = [
 
 
 class TestHelp:
-    @pytest.mark.parametrize("words", [["wheel"], ["carry", "show"]], ids=" ".join)
-    def test_of_a_command(self, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-        assert main([*words, "--help"]) == 0
-        out = capsys.readouterr().out
-        assert out.startswith(f"Usage: sparkwright {' '.join(words)}")
-        assert main([*words, "-h"]) == 0
-
     def test_it_lists_every_command_and_imports_next_to_nothing(self, world: World) -> None:
         script = (
             "import sys\nfrom sparkwright.cli.main import main\nstatus = main(['--help'])\n"
@@ -133,10 +126,6 @@ class TestUnforeseen:
         assert "the traceback above" in ran.err
         assert list((broken.root / ".sparkwright").glob("crash-*.txt")) == []
 
-    def test_in_json(self, broken: World) -> None:
-        ran = broken.call("wheel", "--plan", "--json")
-        assert (ran.status, ran.json["error"]["exit-code"]) == (1, 1)
-
     def test_before_there_is_a_checkout(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         def explode(**_: object) -> None:
             raise ZeroDivisionError
@@ -145,14 +134,6 @@ class TestUnforeseen:
         ran = world.call("wheel", "--plan")
         assert ran.status == 1
         assert "raise ZeroDivisionError" in ran.err
-
-
-def test_errors_have_three_parts(world: World) -> None:
-    ran = world.call("wheel", "--offline")
-    first, second, third = ran.err.splitlines()[-3:]
-    assert first.startswith("error: vllm-1.2.0.tar.gz")
-    assert second == "  because  the network is off"
-    assert third.startswith("  next     run once without --offline")
 
 
 def test_what_another_program_said_stays_readable(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 import tomlkit
 from commit_kit import CommitIndex, SmallUpstream, members
 from packaging.version import Version
-from tiny_release import ALIGN, CLAMPED, make_tiny
+from tiny_release import CLAMPED, make_tiny
 from world import Ran, World
 
 from sparkwright.base.errors import AuditError, ConfigError, FetchError, LockMismatchError, NativeInputsError
@@ -188,15 +188,6 @@ def test_a_commit_without_a_wheel_takes_an_ancestors_binaries_and_its_own_python
     assert point(ours)["point"]["pin"]["wheels-of"] == {"aarch64": commit}
 
 
-def test_a_native_change_in_between_refuses_it(world: World, upstream: SmallUpstream, commit: str) -> None:
-    newest = upstream.commit("Kernels (#3)", {"csrc/kernel.cu": "// another\n"})
-    before = (world.root / "upstream.lock").read_bytes()
-    ran = pin(world, upstream, newest, *ONE)
-    assert ran.status == NativeInputsError.exit_code
-    assert "csrc/kernel.cu" in ran.err
-    assert (world.root / "upstream.lock").read_bytes() == before
-
-
 def test_a_lock_that_names_a_wheel_with_other_native_inputs_is_refused(world, upstream, wheels, commit):
     """The rule holds at the build too, whatever was written into the lock."""
     newest = upstream.commit("Kernels (#3)", {"csrc/kernel.cu": "// another\n"})
@@ -222,23 +213,6 @@ def test_a_wheel_whose_python_is_not_its_commits_fails_the_audit(world, upstream
     assert ran.status == AuditError.exit_code
     assert "vllm/words.py" in ran.err
     assert world.wheels == []
-
-
-def test_the_commits_history_tells_what_upstream_took(world, upstream, wheels):
-    """Upstream merged the pull request in another form, so only its number says so."""
-    entry = {
-        "pull": 77, "author": "a", "state": "open", "relation": "ours", "absorbs": True,
-    }  # fmt: skip
-    world.carry("pad", {"vllm/align.py": ALIGN.replace("count + 1", "count + 2")}, upstream=[entry])
-    text = ALIGN.replace("return count + 1", "one = 2\n    return one + count")
-    commit = upstream.commit("Pad by two (#77)", {"vllm/align.py": text})
-    wheels.offer(upstream, commit, version_of(commit))
-    assert pin(world, upstream, commit, *ONE).status == 0
-    ran = world.call("merge", "--source", str(upstream.folder), "--json")
-    assert ran.status == 0, ran.said
-    outcomes = {one["carry"]: one for one in ran.json["outcomes"]}
-    assert outcomes["pad"]["kind"].startswith("absorbed"), outcomes["pad"]
-    assert commit[:12] in outcomes["pad"]["detail"]
 
 
 def test_a_commit_that_nothing_has(world: World, upstream: SmallUpstream, commit: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from channel_kit import small_wheel
 from checkpoint_kit import DENSE, write_checkpoint
 
-from sparkwright.base.errors import IncompatibleOptionsError, UnknownNameError
+from sparkwright.base.errors import IncompatibleOptionsError
 from sparkwright.cli.main import main
 from sparkwright.recipes.recipe import load_recipe, recipes
 
@@ -84,12 +84,6 @@ def test_an_unknown_recipe_and_use_are_named(capsys: pytest.CaptureFixture[str])
     assert "there is no recipe 'no-such'" in capsys.readouterr().err
     assert main(["recipe", "show", "smoke", "--use", "many"]) != 0
     assert "known: none" in capsys.readouterr().err
-
-
-def test_verify_refuses_a_use_that_the_recipe_does_not_have(tmp_path, capsys):
-    words = ["verify", "--python", sys.executable, "--recipe", NAME, "--use", "weekend"]
-    assert main([*words, "--out", str(tmp_path / "run")]) == UnknownNameError.exit_code
-    assert "known: single, shared, many" in capsys.readouterr().err
 
 
 def test_a_recipe_that_cannot_be_written_is_refused_before_the_release_is_asked(

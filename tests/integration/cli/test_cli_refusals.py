@@ -24,10 +24,6 @@ def refused(world: World, code: int, *words: str, says: tuple[str, ...] = ()) ->
 
 
 class TestProofs:
-    def test_without_a_probe_a_carry_is_unproved(self, world: World) -> None:
-        world.carry("words", {"vllm/words.py": "WORDS = ()\n"})
-        refused(world, 30, says=("carry words is not proved", "no probe", "--allow-unproved words"))
-
     def test_it_can_be_allowed_and_the_wheel_says_so(self, world: World) -> None:
         world.carry("words", {"vllm/words.py": "WORDS = ()\n"})
         ran = world.good("wheel", "--allow-unproved", "words")
@@ -64,11 +60,6 @@ class TestProofs:
         assert prove.status == 30
         assert "not needed here" in prove.err
 
-    def test_a_probe_that_cannot_run(self, world: World) -> None:
-        world.list_carries(["align"])
-        world.carry("clamp", {"vllm/clamp.py": CLAMPED}, probe="import nothing_of_that_name\n")
-        refused(world, 30, says=("could not run", "nothing_of_that_name"))
-
 
 class TestMerging:
     def test_a_conflict(self, world: World) -> None:
@@ -95,11 +86,6 @@ class TestMerging:
         refused(world, 30, says=("reaches outside the tree", "../clamp.py"))
         merge = world.call("merge")
         assert (merge.status, "change clamp as the table says" in merge.err) == (30, True)
-
-    def test_a_patch_for_other_blobs(self, world: World) -> None:
-        patch = world.root / "carries" / "clamp" / "1.2.0.patch"
-        patch.write_text(re.sub(r"index .{8}", "index 00000001", patch.read_text(), count=1))
-        refused(world, 30, says=("clamp: refused", "written for blob 00000001"))
 
 
 @pytest.mark.parametrize(
@@ -158,14 +144,6 @@ def test_files_that_say_something_else(world: World, change: object, code: int, 
     refused(world, code, says=(says,))
 
 
-def test_what_a_carry_requires(world: World) -> None:
-    world.carry("late", {"vllm/words.py": "WORDS = ()\n"}, probe=CLAMP_PROBE, requires=["align"])
-    world.list_carries(["clamp", "late", "align"])
-    refused(world, 10, says=("comes too early", "align"))
-    world.list_carries(["clamp", "late"])
-    refused(world, 10, says=("it requires align",))
-
-
 def test_outside_a_checkout(world: World) -> None:
     (world.folder / "elsewhere").mkdir()
     ran = world.call("wheel", "--root", world.folder / "elsewhere")
@@ -182,7 +160,3 @@ class TestDownloads:
         refused(world, 21, says=(name, "is not the file that the lock names"))
         world.index.files[name] = whole
         world.good("wheel")
-
-    def test_an_index_without_the_file(self, world: World) -> None:
-        del world.index.files[world.release.lock.wheels["aarch64"].filename]
-        refused(world, 20, says=("was not found", "pip's index-url"))

@@ -12,7 +12,6 @@ from world import World
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import (
-    AuditError,
     ConfigError,
     LockMismatchError,
     NeedsPersonError,
@@ -68,15 +67,6 @@ def swap(world: World) -> None:
 
 
 class TestTwoSeries:
-    def test_a_new_series_gets_a_lock_of_its_own(self, two: World) -> None:
-        locks = {name: read_lock(two.root / name) for name in ("upstream.lock", "patchsets/1.3.lock")}
-        assert {name: (lock.series, lock.release.version) for name, lock in locks.items()} == {
-            "upstream.lock": ("1.2", "1.2.0"),
-            "patchsets/1.3.lock": ("1.3", "1.3.0"),
-        }
-        assert "patchsets/1.3.lock" in two.good("lock", "check", "--series", "1.3").out
-        assert "upstream.lock" in two.good("lock", "check").out
-
     def test_a_bump_makes_a_new_series_as_well(self, world: World) -> None:
         before = (world.root / "upstream.lock").read_text()
         world.offer(NEXT)
@@ -107,18 +97,6 @@ class TestTwoSeries:
         assert {path.name: sha256_file(path) for path in two.wheels} == digests
         two.good("audit", *two.wheels)
 
-    def test_an_audit_takes_the_lock_of_the_series_that_a_wheel_is_of(self, two: World) -> None:
-        for series in ("1.2", "1.3"):
-            two.good("wheel", "--series", series)
-        two.environment["SPARKWRIGHT_SERIES"] = "1.2"
-        reports = two.good("audit", *two.wheels, "--json").json
-        assert [(one["passed"], one["unchecked"]) for one in reports] == [(True, [])] * 2
-        (two.root / "patchsets" / "1.3.lock").unlink()
-        (two.root / "patchsets" / "1.3.toml").unlink()
-        ran = two.call("audit", *two.wheels, "--json")
-        assert ran.status == AuditError.exit_code
-        assert [one["passed"] for one in json.loads(ran.out)] == [True, False]
-
     def test_each_command_takes_the_series_its_patchset_or_the_environment(self, two: World) -> None:
         assert two.good("wheel", "--plan", "--json").json["version"].startswith("1.2.0+spark.0.")
         for words in (["--series", "1.3"], ["--patchset", "1.3"]):
@@ -129,21 +107,6 @@ class TestTwoSeries:
         found = two.good("status", "--json").json
         assert (found["series"], found["patchset"], found["release"]) == ("1.3", "1.3", "1.3.0")
         assert two.good("status", "--series", "1.2", "--json").json["release"] == "1.2.0"
-
-    def test_a_patchset_of_ones_own_goes_with_either_lock(self, two: World) -> None:
-        tables = {"format": 1, "name": "mine", "summary": "Mine", "carries": ["clamp"]}
-        (two.root / "patchsets" / "mine.toml").write_text(tomlkit.dumps(tables))
-        versions = [
-            two.good("wheel", "--plan", "--patchset", "mine", *words, "--json").json["version"]
-            for words in ([], ["--series", "1.3"])
-        ]
-        assert [version.split("+")[0] for version in versions] == ["1.2.0", "1.3.0"]
-        two.good("patchset", "bump", "--patchset", "mine", "--series", "1.3")
-        assert (
-            two.good("wheel", "--plan", "--patchset", "mine", "--series", "1.3", "--json").json["revision"]
-            == 1
-        )
-        assert two.good("wheel", "--plan", "--patchset", "mine", "--json").json["revision"] == 0
 
     def test_only_the_series_own_files_are_written(self, two: World) -> None:
         before = {path: path.read_bytes() for path in sorted(two.root.glob("**/*.toml"))}
@@ -300,15 +263,6 @@ class TestProveOnto:
         assert [row.split()[1:3] for row in rows if row.split()[:1] in (["clamp"], ["dated"])] == [
             ["applied", "proved"], ["superseded", "proved"]
         ]  # fmt: skip
-
-    def test_a_declaration_that_the_probe_denies_stays_one(self, varied: World) -> None:
-        path = varied.root / "carries" / "dated" / "probe.py"
-        path.write_text(path.read_text().replace("False", "None"))
-        ran = varied.call("carry", "prove", "dated", "--onto", "1.3.0")
-        assert (ran.status, "dated" in ran.err) == (UnprovedError.exit_code, True)
-        assert "dated" not in self.proofs(varied)
-        evidence = varied.good("merge", "--onto", "1.3.0", "--json").json["evidence"]
-        assert evidence["dated"] == "declared"
 
     def test_no_wheel_is_made_on_a_word_alone(self, varied: World) -> None:
         write_patchset(varied, "1.3", ["clamp", "dated"])

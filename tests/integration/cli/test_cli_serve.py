@@ -288,15 +288,6 @@ def test_what_the_machine_lacks_is_found_before_a_wheel_is_made(
     assert not world.wheels
 
 
-def test_a_taken_port_is_found_before_anything_starts(staged: World) -> None:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        ran = staged.call("serve", RECIPE, "--port", str(listener.getsockname()[1]))
-    assert ran.status == PreflightError.exit_code, ran.said
-    assert not list((staged.store.home / "serve" / "runs").rglob("server.log"))
-
-
 def test_a_limit_of_the_watch_turns_it_on() -> None:
     recipe = load_recipe("smoke")
     asked = _watching(recipe, {"watch": False, "stall_s": 30.0})

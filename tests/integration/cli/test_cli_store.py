@@ -36,19 +36,9 @@ class TestList:
                 assert f" {kind['count']} " in ran.out
         assert str(world.store.home) in ran.out
 
-    def test_of_an_empty_store(self, world: World) -> None:
-        world.new_store("empty", probes=False)
-        kinds = world.good("store", "status", "--json").json["kinds"]
-        assert [kind["kind"] for kind in kinds] == ["logs"]
-
 
 @pytest.mark.usefixtures("proved")
 class TestVerify:
-    def test_a_sound_store(self, world: World) -> None:
-        world.good("wheel")
-        assert "the store is sound" in world.good("store", "verify").out
-        assert world.good("store", "verify", "--json").json["damaged"] == []
-
     def test_a_damaged_one_and_what_becomes_of_it(self, world: World) -> None:
         world.good("wheel")
         digest = world.release.lock.sdist.sha256

@@ -133,11 +133,6 @@ class TestCommands:
         server.faults = {"GET": Misbehaviour(body=b"something else")}
         assert world.call("store", "status", "--store", server.url).status == 20
 
-    def test_the_key_of_a_machine(self, world: World) -> None:
-        key = world.good("store", "status", "--json").json["key"]
-        assert key.startswith("ed25519:")
-        assert key in world.good("store", "status").out
-
     @pytest.mark.parametrize(
         "url", ["ftp://host/x", "http://", "https://host/?x=1", "nonsense", "file:///tmp", "https://h:99999/"]
     )

@@ -134,24 +134,6 @@ def test_a_fault_fails_and_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("check", "status", "verdict"), [("lossless", 0, "pass"), ("parity", 84, "inconclusive")]
-)
-def test_without_a_baseline_what_can_be_judged_is_and_nothing_is_no_pass(
-    tmp_path: Path, check: str, status: int, verdict: str
-) -> None:
-    """Of `lossless` the most likely tokens can be judged on the server alone, of `parity` nothing."""
-    with simulator(tmp_path) as url:
-        asked = ("--url", url, "--profile", "demo", "--speed", "40", "--checks", check, "--out", "run")
-        done = verify(*asked, "--categories", "code", cwd=tmp_path)
-    assert done.returncode == status, done.stderr
-    told = json.loads((tmp_path / "run" / "verdict.json").read_text())
-    assert told["verdict"] == verdict
-    assert told["coverage"]["applicable-conclusions"] == (status == 0)
-    assert "a server at an address is verified alone" in done.stdout
-
-
-@pytest.mark.slow
 def test_a_server_of_others_is_verified_with_its_key_and_left_running(tmp_path: Path) -> None:
     with simulator(tmp_path, "--api-key", KEY) as url:
         quick = ("--url", url, "--profile", "demo", "--checks", "coherence", "--speed", "40", "--out", "run")

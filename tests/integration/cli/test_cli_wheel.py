@@ -100,17 +100,6 @@ def test_one_step_that_is_gone_is_made_again_alone(world: World) -> None:
     assert page.read_bytes() == whole
 
 
-@pytest.mark.usefixtures("proved")
-def test_the_other_platform_shares_all_but_the_wheel(world: World) -> None:
-    world.good("wheel")
-    world.good("wheel", "--platform", "x86_64")
-    made = {step for step, how in world.steps().items() if how == "made"}
-    assert made == {"upstream's wheel", "assemble", "audit", "place", "index"}
-    assert len(world.wheels) == 2
-    listed = (world.dist / "simple" / "vllm" / "index.html").read_text()
-    assert all(wheel.name.replace("+", "%2B") in listed for wheel in world.wheels)
-
-
 @pytest.mark.parametrize(
     ("umask", "environment"), [(0o077, {"TZ": "Asia/Kathmandu", "LC_ALL": "C", "USER": "somebody"})]
 )
@@ -275,11 +264,3 @@ class TestOffline:
             assert missing in ran.err
             assert "run once without --offline" in ran.err
         assert world.index.requests == []
-
-    def test_the_environment_for_probes_is_named_too(self, world: World) -> None:
-        world.good("merge")
-        remove_tree(world.store.environments)
-        ran = world.call("wheel", "--offline")
-        assert ran.status == 20
-        assert "the environment for probes has not been made" in ran.err
-        assert world.wheels == []

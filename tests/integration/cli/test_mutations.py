@@ -9,8 +9,7 @@ from kit import load_file
 from tiny_release import CLAMPED
 from world import CLAMP_PROBE, World
 
-from sparkwright.base.errors import CarryConflictError, ConfigError
-from sparkwright.base.events import Event, subscribe
+from sparkwright.base.errors import ConfigError
 from sparkwright.pipeline.job import open_job
 
 SCRIPT = Path(__file__).parents[3] / "scripts" / "mutations.py"
@@ -59,38 +58,6 @@ def test_each_mutation_gets_its_word(script: Any, world: World, monkeypatch: pyt
     assert mutate(script, world, monkeypatch, *entries) == results
 
 
-def test_an_interrupted_run_leaves_no_mutated_tree(script, world, monkeypatch):
-    def laid_out() -> set[str]:
-        return {folder.name for folder in world.store.trees.iterdir()}
-
-    mutate(script, world, monkeypatch, entry("drops the bound", "min(value, LIMIT)", "value"))
-    others = laid_out()
-    mutations = [entry(f"adds {number}", "min(value", f"{number} + min(value") for number in range(1, 5)]
-    (world.root / "carries" / "clamp" / "mutations.toml").write_text("\n".join(mutations))
-    with open_job(world.root) as job:
-        running = script.mutate(job, "1.2", ["clamp"])
-        next(running)
-        assert len(laid_out() - others) == 2
-        running.close()
-    assert laid_out() == others
-
-
-def test_a_second_run_waits_for_the_first(script, world, monkeypatch, capsys):
-    """Each removes mutated trees, which the other would read."""
-    first = world.store.lock("mutations", "the trees")
-
-    def end_the_first(event: Event) -> None:
-        script._say_waiting(event)
-        if event.kind == "lock.waiting":
-            first.__exit__(None, None, None)
-
-    first.__enter__()
-    with subscribe(end_the_first):
-        [result] = mutate(script, world, monkeypatch, entry("drops the bound", "min(value, LIMIT)", "value"))
-    assert result.word == "noticed"
-    assert capsys.readouterr().err.startswith("waiting for another run, which uses mutated trees")
-
-
 def test_a_tree_that_changes_while_its_probe_runs_was_not_noticed(script, world, monkeypatch):
     made = "__import__('os').chmod(__file__[:-9], 0o755) or open(__file__ + 'x', 'w')"
     [result] = mutate(script, world, monkeypatch, entry("writes", "min(value, LIMIT)", f"{made} and value"))
@@ -116,12 +83,6 @@ def test_a_probe_that_fails_on_the_merged_tree_judges_nothing(script, world, mon
     world.carry("clamp", {"vllm/clamp.py": CLAMPED.replace("LIMIT)", "11)")}, probe=CLAMP_PROBE, listed=False)
     results = mutate(script, world, monkeypatch, entry("drops the bound", "min(value, 11)", "value"))
     assert [result.word for result in results] == ["unjudged"]
-
-
-def test_mutations_of_a_carry_that_does_not_merge_are_not_left_out(script, world, monkeypatch):
-    world.carry("other", {"vllm/clamp.py": CLAMPED.replace("LIMIT)", "11)")}, probe=CLAMP_PROBE)
-    with pytest.raises(CarryConflictError, match="does not merge"):
-        mutate(script, world, monkeypatch, entry("drops the bound", "min(value, LIMIT)", "value"))
 
 
 @pytest.mark.parametrize(

@@ -193,17 +193,6 @@ def test_the_same_night_gives_the_same_commits_and_moves_nothing(project):
     assert project.propose().commits == first.commits
 
 
-def test_another_base_or_finding_replaces_our_branch(project):
-    first = project.propose()
-    project.commit("Another person's commit on main")
-    second = project.propose()
-    assert second.base != first.base
-    assert second.moved
-    third = project.propose(night_kit.carry("clamp", finding="clamp(100) is not 10"), GOOD[1])
-    assert third.head != second.head
-    assert project.git("rev-parse", BRANCH) == third.head
-
-
 @pytest.mark.parametrize("change", ["on-top", "amended", "below"])
 def test_a_branch_with_a_persons_commit_is_left_alone(project, change):
     project.propose()

@@ -18,19 +18,6 @@ from sparkwright.wheel.names import local_version
 
 PLATFORM = "manylinux_2_28_aarch64"
 VERSIONS = [local_version("0.24.0", "spark", digit * 8, revision=3) for digit in "ab"]
-# Revisions with digests that would be in another order: letters, decimal digits only, leading zeros.
-ORDERS = {
-    "letters last": [(2, "ffffffff"), (10, "abcdef01"), (9, "99999999")],
-    "digits last": [(2, "ffffffff"), (9, "fedcba98"), (10, "00000001")],
-    "equal digests": [(10, "12345678"), (9, "12345678"), (100, "12345678"), (99, "12345678")],
-}
-# Neither a working state, nor a wheel for another card, nor one from before revisions may be preferred.
-UNWANTED = [
-    local_version("0.24.0", "spark", "f0f0f0f0"),
-    local_version("0.24.0", "spark", "f0f0f0f0", revision=999, card="sm100a"),
-    "0.24.0+spark.84110ebb",
-    "0.24.0+spark.ffffffff",
-]
 
 
 @pytest.fixture(scope="module")
@@ -65,12 +52,6 @@ def pip_download(index: str, wanted: str, target: Path, *options: str) -> list[s
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     return [path.name for path in target.iterdir()]
-
-
-def test_pip_downloads_from_files(dist: Path, tmp_path: Path) -> None:
-    names = pip_download((dist / "simple").as_uri(), f"vllm=={VERSIONS[0]}", tmp_path)
-    assert names == [f"vllm-{VERSIONS[0]}-cp38-abi3-{PLATFORM}.whl"]
-    assert wheelkit.sha256(tmp_path / names[0]) == wheelkit.sha256(dist / names[0])
 
 
 def test_pip_downloads_from_a_server(address: str, tmp_path: Path) -> None:
@@ -145,26 +126,6 @@ def test_pypi_simple_fetches_page_and_metadata_from_the_server(address: str) -> 
         package = client.get_project_page("vllm").packages[0]
         metadata = client.get_package_metadata(package)
     assert metadata == wheelkit.metadata(VERSIONS[0]).decode()
-
-
-@pytest.mark.parametrize("builds", ORDERS.values(), ids=ORDERS.keys())
-def test_without_a_pin_pip_and_uv_take_the_highest_revision(
-    builds: list[tuple[int, str]], tmp_path: Path
-) -> None:
-    versions = [local_version("0.24.0", "spark", digest, revision=number) for number, digest in builds]
-    newest = versions[builds.index(max(builds))]
-    folder = published(tmp_path, [("aarch64", version) for version in (*versions, *UNWANTED)])
-    index = (folder / "simple").as_uri()
-    assert pip_download(index, "vllm", tmp_path / "pip") == [f"vllm-{newest}-cp38-abi3-{PLATFORM}.whl"]
-    platform = ("--python-platform", "aarch64-manylinux_2_28")
-    out = uv("pip", "compile", "-", "--no-deps", "--index-url", index, *platform, stdin="vllm")
-    assert f"vllm=={newest}\n" in out
-    target = tmp_path / "uv"
-    uv(
-        "pip", "install", "--no-deps", "--target", target, "--index-url", index, *platform,
-        "--python", sys.executable, "vllm",
-    )  # fmt: skip
-    assert (target / f"vllm-{newest}.dist-info").is_dir()
 
 
 def test_beside_upstreams_index_a_pinned_release_gives_the_highest_revision(tmp_path: Path) -> None:

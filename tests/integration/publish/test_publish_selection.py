@@ -80,10 +80,3 @@ def test_partly_compiled_kernels_come_between_upstreams_and_compiled_ones(dist: 
     index = (dist / "simple").as_uri()
     assert taken(index, tmp_path / "a", f"vllm!={NEWER},<=0.24.1,!={NATIVE}") == {MIXED}
     assert taken(index, tmp_path / "b", "vllm<=0.24.1") == {NATIVE}
-
-
-def test_the_other_platform_takes_its_own(dist: Path) -> None:
-    index = (dist / "simple").as_uri()
-    out = uv("pip", "compile", "-", "--no-deps", "--index-url", index, "--python-platform",
-             "x86_64-manylinux_2_28", stdin="vllm")  # fmt: skip
-    assert f"vllm=={version('0.33.0', 3, 'ffffffff')}\n" in out

@@ -80,16 +80,6 @@ def test_an_edit_costs_one_unit_and_the_others_objects_come_from_there(machine) 
     assert compiled(first.builder, first.edited("csrc/ops.c", text)) == (22, [])
 
 
-def test_another_toolchain_finds_nothing(machine) -> None:
-    """Its key has every part of the machine that counts: test_native_toolchain.py shows that."""
-    first, second = machine("first"), machine("second")
-    build(first.builder, first.inputs)
-    other = replace(second.inputs, toolchain=replace(second.inputs.toolchain, key="another toolchain"))
-    _, units = build(second.builder, other)
-    assert units == UNITS
-    assert second.store.remote.report.hits == 0
-
-
 class TestOneRecordOfManyMachines:
     """The record of one command and source grows on every machine, each with its own state of the headers."""
 

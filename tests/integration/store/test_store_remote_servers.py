@@ -95,14 +95,6 @@ def test_a_record_is_replaced_as_a_whole(machine) -> None:
         assert machine(f"reader {number}").find_record("proof", KEY) == {"number": number}
 
 
-def test_nginx_refuses_what_is_too_large(nginx: str, tmp_path: Path) -> None:
-    settings = RemoteSettings(url=nginx, key_file=tmp_path / "key.pem", limits=LIMITS)
-    store = open_store(tmp_path / "store", RemoteTier(settings))
-    store.share(add(store, bytes(40 << 20)))
-    store.put_record("proof", digest_of("after it"), {})
-    assert (store.remote.report.written, store.remote.report.stopped) == (1, "")
-
-
 def test_an_address_without_such_a_bucket(bucket: str, tmp_path: Path, heard: Recorder) -> None:
     settings = RemoteSettings(url="s3://absent/team", key_file=tmp_path / "key.pem", limits=LIMITS)
     store = open_store(tmp_path / "store", RemoteTier(settings))

@@ -107,12 +107,6 @@ def test_a_remote_that_does_not_answer_leaves_a_note(access, lock, upstream, unv
     assert "commit" in unverified[0]
 
 
-def test_a_missing_tag_leaves_a_note(access, lock, upstream, unverified):
-    git(upstream, "tag", "--delete", "v1.2.0")
-    assert check(lock, gather(access, lock)) == []
-    assert len(unverified) == 1
-
-
 def test_the_commit_and_the_sdist_must_be_one_source(access, lock, upstream):
     moved = lying(lock, "release", commit=git(upstream, "rev-parse", "v1.2.0~1"))
     pristine = open_source(upstream.as_uri(), access).pristine(moved)
@@ -209,11 +203,6 @@ def test_a_bump_needs_exactly_one_file_of_each_kind(access, lock, successor, ind
     del index.files[successor.wheels["x86_64"].filename]
     with pytest.raises(FetchError, match="not one x86_64"):
         propose(access, as_text(lock), "1.3.0")
-
-
-def test_a_bump_to_nothing_is_named(access, lock):
-    with pytest.raises(FetchError, match="not one sdist"):
-        propose(access, as_text(lock), "9.9.9")
 
 
 def without(member: str) -> bytes:

@@ -2,12 +2,11 @@
 
 import dataclasses
 import shutil
-import threading
 
 import msgspec
 import pytest
 from small_release import artifact, make_release, make_sdist, sdist_files
-from upstream_kit import GENERATED, commit_all, git, make_access, make_upstream, write_files
+from upstream_kit import GENERATED, git, make_access, make_upstream, write_files
 
 from sparkwright.base.errors import (
     ArchiveError,
@@ -174,25 +173,6 @@ def test_offline_asks_no_remote(access, lock, pinned):
         open_source("https://example.org/vllm.git", offline(access)).pristine(lock)
 
 
-def test_fetches_at_once_do_not_disturb_each_other(access, upstream):
-    commits = [commit_all(upstream, str(number)) for number in range(8)]
-    errors = []
-
-    def run(commit):
-        try:
-            fetch(access.repository, str(upstream), [commit])
-        except FetchError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(commit,)) for commit in commits]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    assert all(access.repository.has(commit) for commit in commits)
-
-
 def test_what_a_killed_fetch_left_is_no_obstacle(access, lock, pinned):
     (access.repository.path / "shallow.lock").touch()
     assert open_source("git", access).pristine(lock).commit == pinned
@@ -208,14 +188,6 @@ def test_a_clone_gives_the_pinned_commit_with_its_history(access, lock, upstream
     assert (pristine.commit, pristine.history) == (pinned, True)
     assert contents(access, pristine.tree)["vllm/__init__.py"] == b""
     assert access.repository.command("rev-list", "--count", pinned).text == "2"
-
-
-def test_a_clone_brings_the_history_that_a_remote_left_out(access, lock, upstream):
-    shallow = open_source("git", access).pristine(lock)
-    deep = open_source(str(upstream), access).pristine(lock)
-    assert not shallow.history
-    assert deep.history
-    assert deep.tree == shallow.tree
 
 
 def test_a_shallow_clone_says_that_it_has_no_history(access, lock, upstream, tmp_path):
@@ -355,11 +327,6 @@ def test_a_release_without_a_digest_is_refused(access, index, lock):
     index.digests[lock.sdist.filename] = None
     with pytest.raises(FetchError, match="cannot be pinned"):
         other_release(access, "1.2.0")
-
-
-def test_another_release_offline_is_named(access):
-    with pytest.raises(NotInStoreError, match=r"1\.3\.0"):
-        other_release(offline(access), "1.3.0")
 
 
 def test_a_mirror_gives_other_releases_too(access, mirror, index):

@@ -7,7 +7,7 @@ import pytest
 import tomlkit
 from kit import DIGEST, VERSION, make_carry, revision, spec, write_carry
 
-from sparkwright.base.errors import ConfigError, NewerFormatError, PatchError, unknown_name
+from sparkwright.base.errors import ConfigError, PatchError, unknown_name
 from sparkwright.carries.model import Carry, load_carries, load_carry
 from sparkwright.git.repository import Repository
 
@@ -132,12 +132,6 @@ def test_the_twin_with_a_pull_request_is_taken(tmp_path: Path) -> None:
     assert carry.spec.pull is not None
     assert carry.spec.pull.number == 7
     assert carry.revision_for("1.0") is None
-
-
-def test_a_newer_format_is_told_as_such(tmp_path: Path) -> None:
-    with pytest.raises(NewerFormatError) as caught:
-        load(tmp_path, format=3, surprise=1)
-    assert caught.value.exit_code == 10
 
 
 def test_a_folder_without_its_toml_is_refused_or_overlooked(tmp_path: Path) -> None:

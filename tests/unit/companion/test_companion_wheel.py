@@ -117,12 +117,6 @@ def test_an_undefined_symbol_fails_the_audit(store: Store, tmp_path: Path) -> No
     assert caught.value.next_step
 
 
-def test_another_machine_fails_the_audit(store: Store, tmp_path: Path) -> None:
-    other = "aarch64" if kit.TARGET.machine == "x86_64" else "x86_64"
-    found = failed(audited(store, tmp_path, made(store, tmp_path, target=Target(other, "12.1a"))))
-    assert "is made for" in found["binaries-machine"]
-
-
 @pytest.mark.parametrize(
     ("member", "check"),
     [

@@ -185,11 +185,6 @@ def test_fetch_of_all_history_also_after_a_short_one(repository, upstream, histo
     assert not (repository.path / "shallow").exists()
 
 
-def test_fetch_of_some_history(repository, upstream, history):
-    fetch(repository, str(upstream.folder), ["refs/heads/main"], depth=2)
-    assert subjects(repository, history[3]) == ["commit 3", "commit 2"]
-
-
 def test_history_only_leaves_files_out_and_never_fetches_them_later(repository, upstream, history):
     fetch(repository, upstream.address, ["refs/heads/main"], depth=None, history_only=True)
     assert len(subjects(repository, history[3])) == 4
@@ -267,12 +262,6 @@ def test_fetches_at_once_all_succeed(repository, upstream, history):
         thread.join()
     assert failed == []
     assert all(repository.has(commit) for commit in history)
-
-
-def test_a_fetch_is_a_task(repository, upstream, history, heard):
-    fetch(repository, upstream.address, ["refs/heads/main"])
-    assert [data["name"] for data in heard.of("task.finished")] == ["fetch refs/heads/main"]
-    assert heard.of("task.failed") == []
 
 
 _CUT = """#!/usr/bin/env python3

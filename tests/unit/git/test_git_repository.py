@@ -451,14 +451,6 @@ def test_conflicts_are_listed_by_path_with_git_s_words(repository: Repository) -
     assert b"|||||||" in repository.blob(repository.files(merged.tree)["a b"].blob)
 
 
-def test_deleting_what_the_other_side_changed_is_a_conflict(repository: Repository) -> None:
-    base, ours, theirs = (
-        make_tree(repository, files) for files in ({"a": "1\n", "b": ""}, {"b": ""}, {"a": "2\n", "b": ""})
-    )
-    commit = repository.commit(base, message="base")
-    assert merge_trees(repository, base=commit, ours=ours, theirs=theirs).conflicts == ("a",)
-
-
 def test_attributes_of_the_trees_do_not_choose_a_merge(repository: Repository) -> None:
     files = {".gitattributes": "* merge=union\n"}
     base, ours, theirs = (make_tree(repository, {**files, "f": text}) for text in ("b\n", "o\n", "t\n"))

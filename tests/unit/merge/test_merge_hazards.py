@@ -268,15 +268,6 @@ class TestCalls:
         outcome = merged(scene, files, {OTHER: kernel.replace("(a, b)", "(a, b, c)")}, change)
         assert self.found(outcome) == ([("signature", FILE, "kernel")] if lost else [])
 
-    def test_a_class_by_its_constructor(self, scene: Scene) -> None:
-        class_ = "class Cache:\n    def __init__(self, size):\n        pass\n"
-        files = {FILE: "Cache = None\n" + MIDDLE, OTHER: class_}
-        change = {FILE: files[FILE] + "def last():\n    return Cache(1)\n"}
-        wider = {OTHER: class_.replace("size", "size, heads")}
-        assert self.found(merged(scene, files, wider, change)) == [("signature", FILE, "Cache")]
-        optional = {OTHER: class_.replace("size", "size, heads=1")}
-        assert self.found(merged(scene, files, optional, change)) == []
-
 
 # Enough definitions of the same names that names alone tell nothing.
 COMMON = {
@@ -363,13 +354,6 @@ class TestCallees:
             outcome = merged(scene, {**COMMON, FILE: base}, {FILE: text}, {FILE: base + call})
             assert [(one.kind, one.name) for one in outcome.hazards] == expected
 
-    def test_what_upstream_calls_and_the_carry_changed(self, scene: Scene) -> None:
-        files = {**COMMON, "vllm/__init__.py": "", FILE: "import vllm.other as m\n", OTHER: THEIRS}
-        target = {FILE: files[FILE] + "x = m.size(1, 2)\n"}
-        changed = THEIRS.replace(*CHANGES["another signature"])
-        outcome = merged(scene, files, target, {OTHER: changed})
-        assert [(one.kind, one.name) for one in outcome.hazards] == [("signature", "size")]
-
 
 DEEP = {
     "a sum": "X = " + "1 + " * 20_000 + "1\n",
@@ -447,16 +431,6 @@ def test_a_merge_that_was_examined_before_parses_nothing(remembering, store, mon
     again, parsed = merge_in_new_process(remembering, monkeypatch)
     assert parsed == []
     assert again == first
-
-
-def test_only_the_changed_carry_and_those_after_it_are_examined_again(remembering, store, monkeypatch):
-    merge_in_new_process(remembering, monkeypatch)
-    before = records(store)
-    remembering.carries[1:] = []
-    remembering.add("sound", {FILE: BASE + "LIMITS = 2\n"})
-    report, _ = merge_in_new_process(remembering, monkeypatch)
-    assert [outcome.kind for outcome in report.outcomes] == [OutcomeKind.APPLIED] * 2
-    assert len(set(records(store)) - set(before)) == 1
 
 
 @pytest.mark.parametrize("damage", [b"", b"\xff", b"[]", b'{"flaws": [1]}', b'{"flaw": []}'])

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 import pytest
-from kit import Recorder, Scene, UpstreamRepository, make_tree, read_tree, write_carry, write_diff
+from kit import Scene, UpstreamRepository, make_tree, read_tree, write_carry, write_diff
 
 from sparkwright.base.errors import FetchError, NotInStoreError, PatchError, StorageError
 from sparkwright.carries.model import load_carry
@@ -269,15 +269,6 @@ def test_what_requires_an_absorbed_carry_is_merged(scene: Scene) -> None:
     assert [outcome.kind for outcome in scene.merge().outcomes] == [OutcomeKind.ABSORBED, OutcomeKind.APPLIED]
 
 
-def test_modes_and_links_of_untouched_files_survive(scene: Scene) -> None:
-    script, link = FileEntry("100755", b"#!/bin/sh\n"), FileEntry("120000", b"run.sh")
-    scene.base = {CODE: OLD, "run.sh": script, "link": link}
-    scene.target = {CODE: MOVED, "run.sh": script, "link": link}
-    scene.add("fix", {CODE: NEW})
-    files = scene.repository.files(scene.merge().tree)
-    assert (files["run.sh"].mode, files["link"].mode) == ("100755", "120000")
-
-
 @pytest.mark.parametrize("then", ["100755", "100644"])
 @pytest.mark.parametrize("now", ["100755", "100644"])
 def test_a_carried_file_has_the_mode_that_upstream_gives_it(scene: Scene, then: str, now: str) -> None:
@@ -351,14 +342,6 @@ def test_offline_without_the_objects_is_refused(pulled: Pulled) -> None:
     assert outcome.kind is OutcomeKind.REFUSED
     assert "the network is off" in outcome.detail
     assert "without --offline" in outcome.detail
-
-
-def test_offline_with_the_objects_merges_and_asks_nobody(pulled: Pulled, heard: Recorder) -> None:
-    pulled.outcome()
-    pulled.upstream.folder.rename(pulled.upstream.folder.with_name("away"))
-    pulled.scene.offline = True
-    assert pulled.outcome().kind is OutcomeKind.APPLIED
-    assert heard.warnings == []
 
 
 def test_an_unreachable_remote_is_a_warning_when_the_objects_are_here(pulled, heard):

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 from kit import VERSION, Content, make_tree, read_tree, write_carry, write_diff
 
-from sparkwright.base.errors import StorageError
 from sparkwright.carries.model import Carry, load_carry
 from sparkwright.git.repository import Repository
-from sparkwright.merge import engine
 from sparkwright.merge.engine import MergeRequest, apply_to_source, merge_patchset
 from sparkwright.merge.report import MergeReport, OutcomeKind
 
@@ -104,24 +102,6 @@ class TestApply:
         assert f"written against {NAME} at v1" in outcome.detail
         assert LISTS in outcome.detail
 
-    def test_a_damaged_patch_is_refused_and_hides_no_other(self, shelf: Shelf) -> None:
-        pinned = make_tree(shelf.repository, PINNED)
-        bad, good = shelf.carry("bad", {LISTS: NEW}), shelf.carry("good", {"csrc/b.cu": "// b\n"})
-        path = bad.folder / f"{VERSION}.patch"
-        path.write_bytes(path.read_bytes().replace(b"+set(FA2 8.0 12.1a)", b"+set(FA2 8.0 12.1b)"))
-        _, outcomes = apply_to_source(shelf.repository, pinned, [bad, good], version=VERSION)
-        assert [outcome.kind for outcome in outcomes] == [OutcomeKind.REFUSED, OutcomeKind.APPLIED]
-        assert "not the promised" in outcomes[0].detail
-
-    def test_a_full_disk_is_no_outcome(self, shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
-        def full(*_: object) -> None:
-            raise StorageError("the disk is full")
-
-        monkeypatch.setattr(engine, "patched", full)
-        pinned = make_tree(shelf.repository, PINNED)
-        with pytest.raises(StorageError):
-            apply_to_source(shelf.repository, pinned, [shelf.carry("wide", {LISTS: NEW})], version=VERSION)
-
 
 class TestPatchset:
     def test_each_carry_goes_into_its_own_tree(self, shelf: Shelf) -> None:
@@ -175,20 +155,3 @@ class TestPatchset:
         (broken.folder / f"{VERSION}.patch").write_bytes(b"no patch")
         assert shelf.merge(broken).outcome("lists").kind is OutcomeKind.REFUSED
         assert shelf.merge(broken, left_out={"lists": "x"}).outcome("lists").kind is OutcomeKind.LEFT_OUT
-
-    def test_superseded_and_refused_for_what_they_require(self, shelf: Shelf) -> None:
-        gone = [{"releases": f"=={VERSION}", "by": "them", "because": "notes"}]
-        report = shelf.merge(
-            shelf.own("clash", {LISTS: "# other\n"}),
-            shelf.own("again", {LISTS: "# another\n"}),
-            shelf.carry("dated", {LISTS: NEW}, superseded=gone),
-            shelf.carry("needy", {LISTS: NEW}, requires=["again"]),
-        )
-        kinds = {outcome.carry: outcome.kind for outcome in report.outcomes}
-        assert kinds["again"] is OutcomeKind.CONFLICT
-        assert kinds["dated"] is OutcomeKind.SUPERSEDED
-        assert kinds["needy"] is OutcomeKind.REFUSED
-        assert report.outcome("needy").source == NAME
-        found = report.source(NAME)
-        assert found is not None
-        assert found.tree == found.pristine

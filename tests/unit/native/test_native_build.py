@@ -42,13 +42,6 @@ def test_a_source_outside_the_project_is_compiled_and_linked(builder: Builder, i
     assert (told.units, told.missing) == (2, 0)
 
 
-def test_no_record_names_the_folder_that_was_configured_in(builder, inputs, tmp_path):
-    configuration = configured(builder, inputs).configuration
-    assert str(tmp_path) not in repr([(unit.output, unit.argv) for unit in configuration.units])
-    again = replace(builder, store=open_store(tmp_path / "another"))
-    assert configured(again, inputs).configuration == configuration
-
-
 def test_another_folder_and_an_edit_there_cost_one_unit(builder, inputs, repository):
     compiled(builder, inputs)
     edited = patch_tree(

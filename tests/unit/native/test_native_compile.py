@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from kit import Recorder, finish, python, small_disk
+from kit import Recorder, finish, python
 from world import ended, wait_until
 
 from sparkwright.base.errors import (
@@ -277,13 +277,6 @@ def test_killed_alone_too_is_an_error_with_the_numbers(driver: Driver, heard: Re
     assert "fewer jobs" in caught.value.next_step
 
 
-def test_a_unit_starts_only_where_it_fits(driver: Driver, heard: Recorder) -> None:
-    """Room for either, for both together never."""
-    report = driver(*(driver.job(name, mib=40000) for name in "abc"), count=3)
-    assert report.most_jobs == 1
-    assert driver(*(driver.job(name, mib=25000) for name in "abc"), count=3).most_jobs == 2
-
-
 def test_memory_that_comes_back_is_waited_for(driver: Driver, heard: Recorder) -> None:
     looks = itertools.count()
 
@@ -475,32 +468,3 @@ def test_killed_it_takes_every_compiler_along_and_loses_only_what_ran(tmp_path: 
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["a", "b"]
     time.sleep(0.2)
     assert not (tmp_path / "e.log").exists(), "nothing goes on"
-
-
-DISK = """
-TOO_MUCH = (
-    "import os, sys, time\\n"
-    "while not os.path.exists('kept/small'): time.sleep(0.01)\\n"
-    "open(sys.argv[1], 'wb').write(bytes(8 << 20))"
-)
-try:
-    build(job("small", 9, "import sys; open(sys.argv[1], 'wb').write(b'x')"), job("large", 8, TOO_MUCH))
-except SparkwrightError as error:
-    print(type(error).__name__, "|", error.what, "|", " ".join(error.because.split()), "|", error.next_step)
-print(sorted(os.listdir(disk)), sorted(os.listdir(folder / "kept")))
-"""
-
-
-def test_a_full_disk_is_told_as_such_and_leaves_no_part(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    prefix = small_disk(disk, "4m")
-    rename = (
-        "import shutil\ndef keep(finished):\n    (folder / 'kept').mkdir(exist_ok=True)\n    shutil.move("
-    )
-    rename += "finished.job.output, folder / 'kept' / finished.job.name)\n"
-    said, listed = finish(python(HEAD + rename + DISK, tmp_path, disk, prefix=prefix)).splitlines()
-    kind, what, because, following = said.split(" | ")
-    assert (kind, what) == ("StorageError", "large was not compiled")
-    assert "No space left on device" in because
-    assert "free some space" in following
-    assert listed == "[] ['small']"

@@ -331,11 +331,6 @@ def test_a_private_name_of_python_is_fine_for_one_python_only(tmp_path, surround
     )
 
 
-def test_a_library_that_is_not_needed_does_not_count(tmp_path: Path, surroundings: Surroundings) -> None:
-    elf = read_elf(build(tmp_path, "void inner(void); void f(void) { inner(); }"))
-    assert resolve(elf, surroundings, python="none").unresolved == ("inner",)
-
-
 def test_the_stable_abi_has_an_age(tmp_path: Path, surroundings: Surroundings) -> None:
     elf = read_elf(build(tmp_path, "void PyBuffer_Release(void); void f(void) { PyBuffer_Release(); }"))
     assert resolve(elf, surroundings, python="stable-abi").stable_abi == (3, 11)

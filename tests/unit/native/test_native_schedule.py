@@ -80,11 +80,6 @@ def test_under_pressure_nothing_starts_beside_another(pressure: Pressure) -> Non
     assert decide([waiting("b")], [active("a")], pressed(below), LIMITS).start == "b"
 
 
-def test_where_pressure_is_not_measured_memory_decides() -> None:
-    machine = replace(FREE, pressure=None)
-    assert decide([waiting("b")], [active("a")], machine, LIMITS).start == "b"
-
-
 def test_under_great_pressure_the_youngest_of_several_is_stopped() -> None:
     running = [active("old", 90), active("young", 3), active("middle", 40)]
     assert decide([], running, pressed(CRITICAL), LIMITS).stop == "young"

@@ -94,15 +94,6 @@ def test_a_remote_that_gives_whole_commits_only(lock, access, remote, tree, refu
     assert cutlass(pin(lock, tree), access).tree == tree
 
 
-def test_whether_a_file_may_be_executed_does_not_matter(lock, access, remote, tree):
-    (remote.folder / "include/a.h").write_text(FILES["include/a.h"])
-    (remote.folder / "include/a.h").chmod(0o755)
-    remote.git("add", "--all")
-    remote.git("update-index", "--chmod=+x", "include/a.h")
-    commit = remote.commit("Executable", {})
-    assert cutlass(pin(lock, tree, ref=commit), access).tree == tree
-
-
 @pytest.mark.parametrize(
     ("changes", "why"),
     [

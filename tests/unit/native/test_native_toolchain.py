@@ -13,7 +13,7 @@ from native_kit import CU, HERE, OTHER, Machine, make_wheel, native_tables, offe
 from small_release import make_release
 from upstream_kit import make_access
 
-from sparkwright.base.errors import ConfigError, FetchError, LockMismatchError, NotInStoreError, ToolError
+from sparkwright.base.errors import ConfigError, LockMismatchError, NotInStoreError, ToolError
 from sparkwright.base.process.run import run
 from sparkwright.native.host import find_compiler, find_python_headers
 from sparkwright.native.model import Target
@@ -151,15 +151,6 @@ def test_looking_for_it_changes_nothing(lock, access, machine):
     (machine.folder / "g++").unlink()
     assert find_toolchain(lock, NATIVE, access) is None
     assert sorted(access.store.home.rglob("*")) == before
-
-
-def test_a_package_that_cannot_be_had_leaves_no_toolchain(lock, access, machine, index):
-    lost = msgspec.structs.replace(lock.native.toolkit.release, filename="gone-1-py3-none-any.whl")
-    builder = {**lock.native.toolkit.builder}
-    builder[HERE] = {**builder[HERE], "nvcc": lost}
-    with pytest.raises(FetchError):
-        prepare_toolchain(with_toolkit(lock, builder=builder), CROSS, access)
-    assert not (access.store.toolchains / "made").exists()
 
 
 def test_the_key_knows_content_and_no_place(lock, access, machine, tmp_path, monkeypatch, index):

@@ -66,16 +66,6 @@ def test_files_that_play_no_part_do_not_matter(store, tmp_path, toolchain, built
     assert other(tmp_path, toolchain, texts).find(store) is not None
 
 
-def test_going_back_to_an_earlier_state_hits_again(store, tmp_path, toolchain, built):
-    edited = other(tmp_path, toolchain, {"source/csrc/ops.h": "#define OPS 7\n"})
-    assert edited.find(store) is None
-    edited.compile()
-    second = edited.record(store)
-    assert second is not None
-    assert edited.find(store) == second
-    assert built.find(store) not in {None, second}
-
-
 def test_what_is_missing_comes_in_the_order_of_the_units(store, tmp_path, toolchain, built):
     first, third = (Project(tmp_path / flag, toolchain, flags=(flag,)).unit for flag in ("-O2", "-O3"))
     units = [first, built.unit, third]

@@ -93,14 +93,6 @@ class TestByCommit:
         history.noise(2)
         assert history.find() is None
 
-    def test_what_conflicts_back_and_forth_gets_a_commit_that_made_it_conflict(self, history):
-        first = history.commit("Break", l10="theirs")
-        history.commit("Mend", l10="line 10")
-        second = history.commit("Break again", l10="theirs again")
-        found = history.find()
-        assert found.commit in {first, second}
-        assert found.before is APPLIED
-
     def test_the_absorbing_commit_is_told_from_a_conflicting_one(self, history: History) -> None:
         planted = history.commit("The same change", l10="carried")
         history.noise(1)

@@ -69,13 +69,6 @@ class TestNights:
         release, commit = (state.last_target(kind) for kind in ("release", "commit"))
         assert (release.target.version, commit.target.version) == ("1.2.0", "1.2.dev1")
 
-    def test_the_newest_of_many_is_first(self, tmp_path: Path) -> None:
-        state = NightState(tmp_path)
-        for number in range(1, 12):
-            state.record(night(number, f"1.{number}.0", Judgement.NEEDED), inputs=str(number), heads={})
-        assert [one.id for one in state.nights()] == [str(number) for number in range(11, 0, -1)]
-        assert (state.last_inputs(), state.next_id()) == ("11", "12")
-
     def test_heads_of_pull_requests_that_no_night_saw_since_are_kept(self, tmp_path: Path) -> None:
         one, other = ("https://example.org/v.git", 7), ("https://example.org/v.git", 8)
         state = NightState(tmp_path)

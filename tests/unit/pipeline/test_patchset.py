@@ -9,7 +9,7 @@ import pytest
 import tomlkit
 from kit import VERSION, write_carry
 
-from sparkwright.base.errors import ConfigError, DependencyOrderError, NewerFormatError, UnknownNameError
+from sparkwright.base.errors import ConfigError, DependencyOrderError, UnknownNameError
 from sparkwright.carries.model import Carry
 from sparkwright.carries.patchset import (
     BuildSpec,
@@ -74,13 +74,6 @@ def test_a_carry_is_added_before_those_of_kernels(tmp_path: Path) -> None:
         with_carry(head + "\"carries\" = ['a', 'b']", "c", found)
 
 
-def test_a_point_has_its_carries_in_order(tmp_path: Path) -> None:
-    found = point(tmp_path, {"a": [], "b": ["c"], "c": [], "unused": []}, ["c", "a", "b"])
-    assert [carry.name for carry in found.carries] == ["c", "a", "b"]
-    assert found.patchset == "spark"
-    assert point(tmp_path, {}, []).carries == ()
-
-
 def test_unknown_names_are_refused_with_a_suggestion(tmp_path: Path) -> None:
     carries(tmp_path, {"cache-fix": []})
     write(tmp_path, carries=["cash-fix"])
@@ -123,13 +116,6 @@ def test_a_patchset_is_called_as_its_file(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"other\.toml") as caught:
         load_patchset(tmp_path / "patchsets", "other")
     assert "'spark'" in caught.value.because
-
-
-def test_a_newer_format_is_told_as_such(tmp_path: Path) -> None:
-    write(tmp_path, format=2)
-    with pytest.raises(NewerFormatError) as caught:
-        load_patchset(tmp_path / "patchsets", "spark")
-    assert caught.value.exit_code == 10
 
 
 @pytest.mark.parametrize(
@@ -330,15 +316,6 @@ def test_the_pin_and_carries_are_content_and_the_choice_of_kernels_is_not(tmp_pa
     assert make_build_spec(tmp_path, COMPILING, "spark").content != upstream.content
     for lock in (moved, rebuilt):
         assert replace_point(upstream, lock=lock).content != upstream.content
-
-
-def test_the_digest_of_a_release_covers_what_it_always_did(tmp_path: Path) -> None:
-    """Published revisions hang on it, whatever a pin of a commit needs besides."""
-    carries(tmp_path, {"a": []})
-    write(tmp_path, carries=["a"])
-    assert make_build_spec(tmp_path, LOCK, "spark").describe()["pin"] == {
-        "version": "1.0.0", "commit": "1" * 40, "sdist": "a" * 64, "wheels": {"aarch64": "b" * 64},
-    }  # fmt: skip
 
 
 def test_the_digest_of_a_commit_covers_its_tree_and_the_commit_of_its_wheel(tmp_path: Path) -> None:

@@ -100,12 +100,6 @@ def test_a_root_without_its_key_is_not_replaced(world: ChannelWorld) -> None:
     assert sorted(path.name for path in world.home.iterdir()) == [".lock", "1.root.json"]
 
 
-def test_a_first_use_that_was_killed_is_gone_on_with(world: ChannelWorld) -> None:
-    key = key_of(world)
-    (world.home / "1.root.json").unlink()
-    assert key_of(world) == key
-
-
 def test_a_later_root_without_those_before_it_is_not_replaced(world: ChannelWorld) -> None:
     rotate_key(world.home)
     (world.home / "1.root.json").unlink()

@@ -89,16 +89,6 @@ def test_stale_pages_vanish(tmp_path: Path) -> None:
     assert keep.name in (tmp_path / "simple/vllm/index.html").read_text()
 
 
-def test_a_linked_wheel_stays_a_link(tmp_path: Path) -> None:
-    stored = wheel(tmp_path / "store", "1")
-    (tmp_path / "dist").mkdir()
-    link = tmp_path / "dist" / stored.name
-    link.symlink_to(stored)
-    publish(tmp_path / "dist")
-    assert link.is_symlink()
-    assert listed(tmp_path / "dist") == [stored.name]
-
-
 def test_an_empty_index_is_an_index(tmp_path: Path) -> None:
     publish(tmp_path)
     assert "href" not in (tmp_path / "simple/index.html").read_text()
@@ -155,19 +145,6 @@ def test_readers_see_whole_pages_whose_files_are_there(tmp_path: Path) -> None:
         reading.result()
     assert len(seen) > 1
     assert not missing
-
-
-def test_two_runs_at_once_leave_a_whole_index(tmp_path: Path) -> None:
-    for number in range(1, 5):
-        wheel(tmp_path, str(number))
-    runs = [threading.Thread(target=publish, args=(tmp_path,)) for _ in range(4)]
-    for run in runs:
-        run.start()
-    for run in runs:
-        run.join()
-    metadata = sorted(path.name.removesuffix(".metadata") for path in tmp_path.glob("*.metadata"))
-    assert sorted(listed(tmp_path)) == metadata
-    assert [path.name for path in tmp_path.glob(".*")] == [".publish.lock"]
 
 
 # What is not ours --------------------------------------------------------------------------

@@ -50,14 +50,6 @@ def test_adopting_other_bytes_is_refused_and_removes_them(store: Store, tmp_path
     assert store.find_file(digest) is None
 
 
-def test_adopting_what_is_there_already_is_fine(store: Store, tmp_path: Path) -> None:
-    digest = sha256_bytes(b"bytes")
-    for _ in range(2):
-        (tmp_path / "download").write_bytes(b"bytes")
-        store.adopt_file(tmp_path / "download", digest)
-    assert store.find_file(digest) is not None
-
-
 # Records -----------------------------------------------------------------------------------
 
 
@@ -226,21 +218,6 @@ def test_the_sweep_removes_sockets_and_pipes_of_a_killed_server(tmp_path: Path, 
         os.mknod(folder / "left-over", kind | 0o600)
     assert open_store(tmp_path / "home").home == store.home
     assert not list(store.scratch_root.iterdir())
-
-
-def test_runs_that_sweep_at_once_all_open_the_store(tmp_path: Path) -> None:
-    store = open_store(tmp_path / "home")
-    dead = store.scratch_root / f"{dead_process()}-abc"
-    for number in range(300):
-        (dead / f"{number}" / "deep").mkdir(parents=True)
-        (dead / f"{number}" / "file").touch()
-    script = (
-        "import sys; from pathlib import Path; from sparkwright.store.paths import open_store\n"
-        "open_store(Path(sys.argv[1]))"
-    )
-    for process in [python(script, store.home) for _ in range(4)]:
-        finish(process)
-    assert not dead.exists()
 
 
 # Folders -----------------------------------------------------------------------------------

@@ -2,8 +2,6 @@
 
 import errno
 import subprocess
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ from kit import Recorder, finish, python, small_disk
 
 from sparkwright.base.errors import BusyError, StorageError
 from sparkwright.store.disk import hold, storing
-from sparkwright.store.paths import Store, default_home, open_store
+from sparkwright.store.paths import default_home, open_store
 
 # Locks -------------------------------------------------------------------------------------
 
@@ -64,24 +62,6 @@ def test_a_lock_is_free_again_after_a_failure(tmp_path: Path) -> None:
         raise RuntimeError
     with hold(tmp_path / "a.lock", "it", patience_s=0):
         pass
-
-
-def test_threads_exclude_each_other(store: Store) -> None:
-    inside, most = [0], [0]
-
-    def work() -> None:
-        with store.lock("a", "it"):
-            inside[0] += 1
-            most[0] = max(most[0], inside[0])
-            time.sleep(0.02)
-            inside[0] -= 1
-
-    threads = [threading.Thread(target=work) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert most == [1]
 
 
 def test_shared_holders_wait_for_an_exclusive_one_alone(tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The settings of the remote tier and the keys of writers."""
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -117,20 +116,6 @@ def test_a_key_is_made_once_for_its_owner_alone(tmp_path: Path) -> None:
     assert WriterKey.parse(first.public.text, "me") == first.public
     assert first.public.signed(b"data", first.sign(b"data"))
     assert not first.public.signed(b"other", first.sign(b"data"))
-
-
-def test_runs_that_begin_at_once_make_one_key(tmp_path: Path) -> None:
-    made: list[str] = []
-    threads = [
-        threading.Thread(target=lambda: made.append(require_key(tmp_path / "key.pem").public.id))
-        for _ in range(8)
-    ]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
-    assert len(made) == 8
-    assert len(set(made)) == 1
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604])

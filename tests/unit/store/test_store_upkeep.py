@@ -360,24 +360,6 @@ def test_a_log_that_a_run_writes_to_stays(store: Store, tmp_path: Path) -> None:
     assert mine.exists()
 
 
-def test_logs_are_no_part_of_the_stores_size(store: Store, tmp_path: Path) -> None:
-    path = put(store, b"data")
-    (tmp_path / "log").write_bytes(b"x" * 1000)
-    aged(tmp_path / "log", 9)
-    done = pruned(store, size=10, logs=[tmp_path / "log"])
-    assert done.removed == ()
-    assert path.exists()
-    assert paths(pruned(store, size=0, logs=[tmp_path / "log"]).removed) == {path}
-
-
-def test_a_link_made_twice_leaves_nothing_beside_it(store: Store) -> None:
-    path, target = put(store, b"data"), store.home / "place" / "x.whl"
-    for _ in range(2):
-        store.link(path.name, target)
-    assert list(target.parent.iterdir()) == [target]
-    assert target.samefile(path)
-
-
 def test_a_file_that_goes_before_it_is_used_is_one_clear_error(store: Store, tmp_path: Path) -> None:
     path = put(store, b"data")
     path.unlink()
@@ -442,16 +424,6 @@ def test_a_name_that_leads_elsewhere_is_found(store: Store) -> None:
     name.hardlink_to(other)
     assert faults(store) == {name: "it is not the file that it names"}
     assert "1 damaged entry" in str(unsound(verify(store)))
-
-
-def test_verifying_is_no_use_and_prunes_nothing(store: Store) -> None:
-    path = put(store, b"data", days=9)
-    store.put_record("kind", "key", {})
-    record = aged(store.record_path("kind", "key"), 9)
-    before = [last_used(each.stat()) for each in (path, record)]
-    verify(store)
-    survey(store)
-    assert [last_used(each.stat()) for each in (path, record)] == before
 
 
 def test_a_file_that_cannot_be_read_is_a_fault(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,12 +145,6 @@ def test_a_healthy_change_is_silent(gate: Gates) -> None:
     assert (found.regressions, found.flaky, found.passed) == ({}, (), 6)
 
 
-def test_several_trees_of_one_pool_are_judged_each_by_its_own_tests(gate: Gates) -> None:
-    """A night follows a release and the default branch by one pool."""
-    files = [{CACHE: HEALTHY}, {CACHE: FIXED}, {CACHE: HEALTHY}]
-    assert [len(gate(changed).run().regressions) for changed in files] == [0, 1, 0]
-
-
 def test_a_change_that_cannot_be_imported_is_found(gate: Gates) -> None:
     assert len(gate({CACHE: "import that_is_not_here\n"}).run().regressions) == 6
 

@@ -233,19 +233,6 @@ def test_its_healthy_twins_are_accepted(tmp_path: Path) -> None:
             assert archive.folders == ("empty/",)
 
 
-def test_headers_are_read_without_zipfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "plain.zip"
-    path.write_bytes(spoilt())
-    odd = tmp_path / "odd.zip"
-    odd.write_bytes(spoilt(extra=RENAMED, local_extra=RENAMED))
-    monkeypatch.delattr(zipfile, "ZipFile")
-    monkeypatch.delattr(zipfile, "ZipInfo")
-    with open_archive(path) as archive:
-        assert list(archive.members) == ["first", "other"]
-    with pytest.raises(ArchiveError, match=r"odd\.zip"), open_archive(odd):
-        pass
-
-
 @pytest.mark.parametrize("behind", [b"x", b"evil" * 1500, bytes(3 << 20)])
 def test_bytes_behind_the_end_of_a_deflate_stream_are_refused(behind: bytes, tmp_path: Path) -> None:
     path = tmp_path / "odd.zip"

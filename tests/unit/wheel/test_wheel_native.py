@@ -14,12 +14,9 @@ from msgspec.structs import replace as changed
 from native_case import FA3, HERE, IMAGES, INFO, RS, SPIN, C, Case, extension, failed, make_case, record_of
 
 from sparkwright.base.digests import to_json
-from sparkwright.base.errors import ToolError
 from sparkwright.lock.model import Binary
 from sparkwright.native.device_code import Tally
 from sparkwright.native.elf import honest_platform, read_elf
-from sparkwright.native.inspection import Inspector
-from sparkwright.store.paths import open_store
 from sparkwright.wheel.assemble import BinarySource, assemble
 from sparkwright.wheel.audit import audit
 from sparkwright.wheel.binaries import Expectation
@@ -101,13 +98,6 @@ def test_changed_code_that_is_called_compiled_is_found(case: Case, tmp_path: Pat
     assert SPIN in found[IDENTICAL]
     assert SPIN in found[BILL]
     assert not audit(spoilt, case.expectation).passed, "nor is it believed where nothing is known of it"
-
-
-def test_a_program_that_is_missing_says_nothing_of_the_wheel(case: Case, tmp_path: Path) -> None:
-    inspector = Inspector(open_store(tmp_path / "home"), lambda: tmp_path / "no-cuobjdump")
-    native = replace(case.expectation.native, inspector=inspector)  # type: ignore[type-var]
-    with pytest.raises(ToolError, match="no-cuobjdump"):
-        audit(case.wheel, replace(case.expectation, native=native))
 
 
 def test_upstreams_wheel_is_compared_for_the_card(case: Case) -> None:
@@ -232,18 +222,6 @@ def test_another_architecture_is_held_against_what_was_asked_alone(case: Case, t
     assert (
         set(found(sm_90a=2)) == set(found(sm_90a=1, sm_80=1)) == set(found()) == misses | {"kernels-native"}
     )
-
-
-@pytest.mark.parametrize(
-    ("images", "named"), [([("sm_90a", ["gemm"])], False), ([("compute_80", ["gemm"])], True)]
-)
-def test_a_binary_with_nothing_for_the_architecture_is_named(case, tmp_path, images, *, named):
-    # FlashAttention 2's own build narrows 9.0a to 8.0 and PTX: that is what was asked of it.
-    binary = extension(tmp_path / "x.so", images=images)
-    wheel = rebuilt(case, tmp_path, binary, asked={images[0][0]: 1}, arch="9.0a", left_out=())
-    (check,) = (one for one in audit(wheel, case.expectation).checks if one.name == "kernels-native")
-    assert check.verdict == "pass"
-    assert (f"; nothing in {C} is for 9.0a itself" in check.detail) == named
 
 
 def test_a_binary_for_another_machine(case: Case, tmp_path: Path) -> None:
