@@ -117,15 +117,6 @@ def test_a_wheel_in_the_users_folder_is_there_only_if_its_digest_is_right(world:
     assert world.steps()["place"] == "found"
 
 
-def test_a_wheel_whose_times_alone_changed_is_read_and_stays(world: World) -> None:
-    digest = made(world)
-    os.utime(world.wheels[0], (1, 1))
-    before = world.wheels[0].stat()
-    requires(world, digest, world.good("wheel", "--json"))
-    assert world.steps()["place"] == "found"
-    assert world.wheels[0].stat().st_ino == before.st_ino
-
-
 @pytest.mark.parametrize("content", [b"{}", b'{"sha256": "../../x"}', None])
 def test_malformed_records_count_as_missing(world: World, content: bytes | None) -> None:
     """Of every kind at once, and for one content of each alone; `None` is a folder in a record's place."""

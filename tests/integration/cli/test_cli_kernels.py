@@ -16,14 +16,10 @@ from sparkwright.base.digests import to_json
 from sparkwright.base.errors import MissingSourceError, WheelError
 from sparkwright.cli.build import native_hint
 from sparkwright.git.repository import open_repository
-from sparkwright.git.trees import FileEntry
 from sparkwright.lock.model import Candidate, SourcePin
 from sparkwright.native.build import record_extension
 from sparkwright.native.model import Extension, Target
-from sparkwright.native.sources import keep_source
 from sparkwright.pipeline.checkout import open_checkout
-from sparkwright.upstream.network import IndexSettings
-from sparkwright.upstream.releases import Access
 from sparkwright.wheel.assemble import AssemblyPlan, BinarySource, assemble
 from sparkwright.wheel.binaries import Expectation
 from sparkwright.wheel.kernels import KERNELS, kernels_record
@@ -184,39 +180,6 @@ class TestNative:
             assert ran.status == MissingSourceError.exit_code, ran.said
             assert "sparkwright lock bump 1.2.0 --copy cutlass=FOLDER" in ran.err
 
-    @pytest.mark.parametrize(
-        ("ref", "attested", "says"),
-        [
-            ("v4.4.1", (2, 2), ""),
-            ("v4.4.1", (1, 2), "cutlass v4.4.1 in place of v4.4.2 is attested for 1 of 2 units"),
-        ],
-    )
-    def test_an_extension_with_an_unattested_unit_stays_upstreams(self, compiling, ref, attested, says):
-        repository = open_repository(compiling.store.git)
-        access = Access(compiling.store, repository, IndexSettings(offline=True))
-        tree = keep_source(access, {"include/a.h": FileEntry("100644", b"// older")}, "a clone")
-        repository.close()
-        candidate = Candidate(ref=ref, tree=tree, attested={"_C": attested})
-        lock = compiling.release.lock
-        assert lock.native is not None
-        points, unproved = [], ("--allow-unproved", "card", "--allow-unproved", "feed")
-        cutlass = msgspec.structs.replace(lock.native.sources["cutlass"], tree=None)
-        for pin in (cutlass, msgspec.structs.replace(cutlass, candidate=candidate)):
-            native = msgspec.structs.replace(lock.native, sources={**lock.native.sources, "cutlass": pin})
-            compiling.pin(dataclasses.replace(compiling.release, lock=with_native(lock, native)))
-            compiling.good("merge")
-            compiling.call("wheel", "--kernels", "native", "--offline", *unproved)  # as far as it goes
-            planned = [
-                compiling.good("wheel", "--plan", "--kernels", one, "--json").json
-                for one in ("upstream", "native")
-            ]
-            points.append([found["point"] for found in planned])
-        (step,) = [step for step in planned[1]["steps"] if step["name"] == "compile _C"]
-        assert step["detail"].startswith("upstream's own: ") == bool(says)
-        assert says in step["detail"]
-        # With upstream's kernels the build spec is the same, with compiled ones another.
-        assert [one == other for one, other in zip(*points, strict=True)] == [True, False]
-
     def test_binaries_that_only_say_that_they_were_compiled(self, compiling, tmp_path, monkeypatch):
         stock = compiling.release.lock.wheels["aarch64"].filename
         planned = compiling.good(
@@ -280,20 +243,6 @@ class TestNative:
         assert compiling.good("wheel", "--plan", "--json", "--platform", other).json["kernels"] == "upstream"
         program.write_text("#!/bin/sh\necho 12.0\n")
         assert compiling.good("wheel", "--plan", "--json", *here).json["kernels"] == "upstream"
-
-    def test_a_toolchain_that_cannot_be_had_breaks_the_proof_and_says_why(self, compiling: World) -> None:
-        probe = "def probe():\n    raise SystemExit\n"
-        folder = compiling.root / "carries" / "card"
-        (folder / "probe.py").write_text(probe)
-        with (folder / "carry.toml").open("a") as stream:
-            stream.write(
-                '\n[probe]\nfile = "probe.py"\nseconds = 60\nmemory-mib = 500\nneeds = ["toolchain"]\n'
-            )
-        compiling.good("merge", "--kernels", "native")
-        ran = compiling.call("carry", "prove", "card", "--kernels", "native", "--offline")
-        assert ran.status == 30, ran.said
-        assert "card: its probe could not run" in ran.err
-        assert not (folder / "proofs").exists()
 
 
 class TestAuthoring:

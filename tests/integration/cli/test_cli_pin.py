@@ -1,9 +1,7 @@
 """``lock bump`` to commits, and wheels for a commit: from git and upstream's wheel, without a compiler."""
 
-import contextlib
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +9,10 @@ import pytest
 import tomlkit
 from commit_kit import CommitIndex, SmallUpstream, members
 from packaging.version import Version
-from tiny_release import CLAMPED, make_tiny
+from tiny_release import CLAMPED
 from world import Ran, World
 
-from sparkwright.base.errors import AuditError, ConfigError, FetchError, LockMismatchError, NativeInputsError
-from sparkwright.git.repository import open_repository
-from sparkwright.pipeline.build import apply
-from sparkwright.pipeline.checkout import open_checkout
-from sparkwright.pipeline.job import make_job
-from sparkwright.pipeline.options import BuildOptions
-from sparkwright.pipeline.pins import pin_of
-from sparkwright.upstream.network import read_settings
-from sparkwright.upstream.releases import Access
+from sparkwright.base.errors import AuditError, ConfigError, LockMismatchError, NativeInputsError
 
 pytestmark = pytest.mark.usefixtures("proved")
 
@@ -215,12 +205,6 @@ def test_a_wheel_whose_python_is_not_its_commits_fails_the_audit(world, upstream
     assert world.wheels == []
 
 
-def test_a_commit_that_nothing_has(world: World, upstream: SmallUpstream, commit: str) -> None:
-    ran = pin(world, upstream, "f" * 40)
-    assert ran.status == FetchError.exit_code
-    assert "f" * 40 in ran.err
-
-
 def test_a_lock_with_another_tree_is_refused(world: World, upstream: SmallUpstream, commit: str) -> None:
     assert pin(world, upstream, commit, *ONE).status == 0
     path = world.root / "upstream.lock"
@@ -256,24 +240,3 @@ def test_a_carry_is_written_against_a_release(world: World, upstream: SmallUpstr
     (world.folder / "a.patch").write_text("")
     ran = world.call("carry", "refresh", "clamp", "--source", str(upstream.folder))
     assert ran.status == ConfigError.exit_code, ran.said
-
-
-def test_a_pin_in_memory_is_built_without_a_file(world, upstream, wheels, commit, monkeypatch):
-    for name, value in world.environment.items():
-        monkeypatch.setenv(name, value)
-    before = (world.root / "upstream.lock").read_bytes()
-    checkout = open_checkout(world.root)
-    with contextlib.closing(open_repository(world.store.git)) as repository:
-        access = Access(world.store, repository, read_settings())
-        found = pin_of(checkout, access, commit, source=str(upstream.folder), machines=["x86_64"])
-        asked, away = len(wheels.requests), upstream.folder.rename(upstream.folder.with_name("away"))
-        assert pin_of(checkout, access, commit, source=str(away), machines=["x86_64"]) == found
-        assert len(wheels.requests) == asked, "a pin that is known asks nothing"
-        options = BuildOptions(source=str(away), platform="x86_64")
-        state = apply(make_job(replace(checkout, lock=found), world.store, repository, options))
-        assert state.audit
-        assert state.placed is not None
-        assert members(state.placed)["vllm/words.py"].decode() == LATER["vllm/words.py"]
-        release, tiny = pin_of(checkout, access, "1.2.0"), make_tiny().lock
-    assert (release.sdist, release.wheels) == (tiny.sdist, tiny.wheels)
-    assert (world.root / "upstream.lock").read_bytes() == before

@@ -11,33 +11,13 @@ from pathlib import Path
 
 import pytest
 from http_index import Fault
-from killed import at_call, at_event, killed, starve
+from killed import at_call, killed, starve
 from kit import read_only, small_disk
 from tiny_release import CLAMPED
 from wheelkit import sha256, unpack
 from world import World, finish, interrupt, wait_until
 
 from sparkwright.base.errors import StorageError
-
-EVENTS = [
-    ("task.progress", "download vllm-1.2.0.tar.gz"),
-    ("task.started", "import vllm"),
-    ("step.made", "pristine tree"),
-    ("merge.outcome", "align"),
-    ("step.made", "merge"),
-    ("task.started", "check out"),
-    ("task.started", "prove clamp"),
-    ("probe.judged", "clamp"),
-    ("step.made", "prove align"),
-    ("task.progress", "download vllm-1.2.0-cp38"),
-    ("step.made", "upstream's wheel"),
-    ("wheel.assembled", ""),
-    ("step.made", "assemble"),
-    ("wheel.audited", ""),
-    ("step.made", "audit"),
-    ("step.made", "place"),
-    ("index.published", ""),
-]
 
 SLOW_PROBE = """\
 import os, time
@@ -102,17 +82,6 @@ def test_killed_after_each_thing_that_it_puts_into_place(world: World, digest: s
     assert [sha256(wheel) for wheel in world.wheels] == [digest]
     assert world.good("audit", world.wheels[0]).status == 0
     nothing_is_left_over(world)
-
-
-@pytest.mark.slow
-def test_killed_within_and_right_after_each_step(world: World, digest: str) -> None:
-    for kind, text in EVENTS:
-        assert killed(world, at_event(kind, text), "wheel") == -signal.SIGKILL, (kind, text)
-        nothing_is_half_done(world)
-    world.good("wheel")
-    assert [sha256(wheel) for wheel in world.wheels] == [digest]
-    nothing_is_left_over(world)
-    assert len(world.index.downloads) <= 4, "what had come was kept"
 
 
 class TestWhileAProbeRuns:

@@ -23,9 +23,6 @@ from wheelkit import plain_wheel
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import PreflightError
-from sparkwright.cli.main import main
-from sparkwright.engine import offered
-from sparkwright.engine.environment import OfferedWheel
 from sparkwright.engine.offered import built_wheel
 
 COMMAND = (sys.executable, "-m", "sparkwright", "verify")
@@ -315,21 +312,6 @@ def test_the_newest_wheel_for_this_machine_is_taken(tmp_path: Path) -> None:
     assert f"verifying dist/{newest.name}: the highest revision of series 0.24\n" in done.stderr
     newest.unlink()
     assert "verifying dist/vllm-0.24.0+spark.2.1a2b3c4d-" in verify("--profile", "smoke", cwd=tmp_path).stderr
-
-
-def test_without_a_wheel_one_is_made_as_serve_makes_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    made = OfferedWheel(
-        wheel_file(tmp_path, "0.33.0+spark.1.1a2b3c4d", "manylinux_2_28_x86_64", 1), why="made"
-    )
-    monkeypatch.setattr(offered, "makeable_series", lambda _: "0.33")
-    monkeypatch.setattr(offered, "_made_wheel", lambda series, offline: made)
-    monkeypatch.setenv("SPARKWRIGHT_DIST", str(tmp_path / "dist"))
-    monkeypatch.chdir(tmp_path)
-    assert main(["verify", "--plan"]) == 10, "a plan makes nothing"
-    assert main(["verify", "--unlocked"]) not in {0, 1, 10}, "it is no wheel"
-    assert f"verifying {made.wheel}: made\n" in capsys.readouterr().err
 
 
 def test_wheels_for_other_machines_are_named_and_not_taken(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import night_kit
 import pytest
 from http_index import RunningIndex
@@ -23,11 +22,9 @@ from sparkwright.merge.engine import MergeRequest, merge_patchset
 from sparkwright.merge.report import OutcomeKind
 from sparkwright.nightly.model import Judgement
 from sparkwright.nightly.propose import BASE_TRAILER, Proposal, Proposer
-from sparkwright.probe.proof import ProbeRun, ProbeVerdict, Proof
 
 NEXT = make_tiny("1.3.0", changes=(("vllm/clamp.py", f"# Moved down.\n\n{CLAMP}"),))
 BRANCH = "sparkwright/1.3.0"
-PROOF = f"carries/clamp/proofs/{BRANCH.rpartition('/')[2]}.json"
 GOOD = (night_kit.carry("clamp"), night_kit.carry("align"))
 
 
@@ -298,38 +295,6 @@ def test_files_that_are_not_committed_are_no_base_for_a_proposal(project):
 def test_a_folder_that_is_no_clone(tmp_path):
     with pytest.raises(ConfigError, match=str(tmp_path)):
         open_clone(tmp_path)
-
-
-def test_proofs_on_the_release_go_in_with_its_pin(project):
-    run = ProbeRun(verdict="fails", message="clamp(99) is not 10")
-    passes = ProbeRun(verdict="passes", message="")
-    proof = Proof(
-        format=1, carry="clamp", key="k", verdict=ProbeVerdict.PROVED, pristine=run, merged=passes,
-        touched=(), environment={},
-    )  # fmt: skip
-    project.propose(proofs={"clamp": proof})
-    assert msgspec.json.decode(project.file(PROOF), type=Proof) == proof
-    changed = project.git("diff", "--name-only", f"{BRANCH}~1", BRANCH).split()
-    assert changed == [PROOF, "upstream.lock"]
-
-
-def test_a_project_in_a_folder_of_its_repository(project, tmp_path):
-    whole = tmp_path / "whole"
-    (whole / "sub").mkdir(parents=True)
-    for name in ("carries", "patchsets", "upstream.lock"):
-        (project.root / name).rename(whole / "sub" / name)
-    project.root = project.world.folder / "checkout"
-    project.world.folder = whole
-    (whole / "sub").rename(whole / "checkout")
-    project.root = whole
-    project.git("init", "--quiet", "--initial-branch=main")
-    project.commit("Begin")
-    project.root = whole / "checkout"
-    assert isinstance(project.propose(), Proposal)
-    changed = project.git("diff", "--name-only", "main", BRANCH).split()
-    assert changed == [
-        "checkout/carries/clamp/1.3.0.patch", "checkout/carries/clamp/carry.toml", "checkout/upstream.lock",
-    ]  # fmt: skip
 
 
 def test_upstreams_words_refer_to_nothing_here(project):

@@ -118,16 +118,6 @@ def test_pypi_simple_reads_the_page(dist: Path, address: str) -> None:
         assert package.metadata_digests == {"sha256": wheelkit.sha256(Path(f"{wheel}.metadata"))}
 
 
-def test_pypi_simple_fetches_page_and_metadata_from_the_server(address: str) -> None:
-    from pypi_simple import PyPISimple
-
-    with PyPISimple(f"{address}/") as client:
-        assert client.get_index_page().projects == ["vllm"]
-        package = client.get_project_page("vllm").packages[0]
-        metadata = client.get_package_metadata(package)
-    assert metadata == wheelkit.metadata(VERSIONS[0]).decode()
-
-
 def test_beside_upstreams_index_a_pinned_release_gives_the_highest_revision(tmp_path: Path) -> None:
     versions = [local_version("0.24.0", "spark", "f" * 8, revision=number) for number in (2, 10)]
     ours = (published(tmp_path / "ours", [("aarch64", version) for version in versions]) / "simple").as_uri()

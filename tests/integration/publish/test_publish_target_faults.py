@@ -100,16 +100,6 @@ def test_a_changed_file_is_found_although_it_was_verified(
         opened(address).put_file(WHEEL, wheel, sha256(wheel))
 
 
-def test_a_full_server_is_named(address: str, proxy: FaultProxy, wheel: Path) -> None:
-    proxy.always = ProxyFault(status=507)
-    with pytest.raises(UploadError, match="507"):
-        opened(address).put_file(WHEEL, wheel, sha256(wheel))
-    with pytest.raises(UploadError, match="507"):
-        opened(address).replace(PAGE, b"one", expected=None)
-    proxy.always = None
-    assert sorted(opened(address).files("")) == []
-
-
 def test_a_slow_server_is_given_up(address: str, proxy: FaultProxy, wheel: Path) -> None:
     proxy.always = ProxyFault(("GET", "HEAD", "PUT"), silence_s=3)
     started = time.monotonic()

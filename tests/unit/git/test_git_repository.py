@@ -369,33 +369,6 @@ def test_a_full_disk_is_a_storage_error_however_it_is_met(tmp_path: Path) -> Non
     assert all(line.startswith("70 no space left on device") and "free some space" in line for line in lines)
 
 
-OPEN_AND_IMPORT = """
-import sys
-from pathlib import Path
-from sparkwright.git.repository import open_repository
-from sparkwright.git.trees import FileEntry, import_files
-repository = open_repository(Path(sys.argv[1]))
-for number in range(5):
-    files = [(f"f{i}", FileEntry("100644", b"%d" % (i * number))) for i in range(50)]
-    print(import_files(repository, files))
-"""
-
-
-def test_processes_that_open_and_import_at_once_agree(tmp_path: Path) -> None:
-    build = str(Path(sparkwright.__file__).parents[1])
-    env = {**os.environ, "PYTHONPATH": build}
-    command = [sys.executable, "-c", OPEN_AND_IMPORT, str(tmp_path / "git")]
-    running = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(4)]
-    answers = {process.communicate()[0] for process in running}
-    assert [process.returncode for process in running] == [0] * 4
-    assert len(answers) == 1
-    repository = open_repository(tmp_path / "git")
-    for tree in answers.pop().split():
-        assert len(repository.files(tree)) == 50
-    repository.command("fsck", "--strict")
-    assert repository.command("for-each-ref").text == ""
-
-
 @pytest.mark.parametrize("damage", ["", None, "* text\n"])
 def test_attributes_that_a_disk_lost_are_written_again(tmp_path: Path, damage: str | None) -> None:
     """Without them an upstream tree's own would have a say in merges."""

@@ -14,7 +14,8 @@ from sparkwright.merge.prepare import refuse_moved_head
 from sparkwright.merge.report import Outcome, OutcomeKind
 from sparkwright.merge.sides import is_text
 
-CODE = "vllm/cache.py"
+CODE, TEST = "vllm/cache.py", "tests/t.py"
+Files = dict[str, str]
 OLD = "def first():\n    return 1\n\n\ndef middle():\n    return 2\n\n\ndef last():\n    return 3\n"
 NEW = OLD.replace("return 1", "return 10")
 MOVED = OLD.replace("return 3", "return 30")
@@ -85,14 +86,64 @@ def test_a_conflict_in_code_leaves_the_carry_out_and_the_next_ones_in(scene: Sce
     assert "return 30" in merged
 
 
-def test_upstream_renaming_a_folder_under_a_new_file_is_a_conflict_not_a_guess(scene: Scene) -> None:
-    several = {f"vllm/old/{name}.py": f"{name} = 1\n" * 9 for name in "abcd"}
-    scene.base = dict(several)
-    scene.target = {path.replace("/old/", "/new/"): text for path, text in several.items()}
-    scene.add("adds", {"vllm/old/mine.py": "mine = 1\n"})
-    outcome = only(scene)
-    assert outcome.kind is OutcomeKind.CONFLICT
-    assert outcome.conflicts == ("vllm/new/mine.py",)
+MOVING = {f"vllm/old/{name}.py": f"{name} = 1\n" * 9 for name in "abcd"}
+PARAMETERS = "def f(\n    a,\n    *,\n    b,\n    c,\n    d,\n):\n    return a\n"
+# The compiler warns of it, and warnings are errors here.
+ODD = 'PATTERN = "\\d"\n\n\n' + OLD
+
+# What the tree was, what upstream made of it and what the carry changes; the outcome, its conflicts and what
+# it says.
+SITUATIONS: dict[str, tuple[Files, Files, Files, OutcomeKind, tuple[str, ...], str]] = {
+    "upstream renamed the folder of a new file": (
+        MOVING,
+        {path.replace("/old/", "/new/"): text for path, text in MOVING.items()},
+        {"vllm/old/mine.py": "mine = 1\n"},
+        OutcomeKind.CONFLICT,
+        ("vllm/new/mine.py",),
+        "",
+    ),
+    "upstream deleted a test": (
+        {CODE: OLD, TEST: "one\n"}, {CODE: OLD}, {CODE: NEW, TEST: "ours\n"},
+        OutcomeKind.CONFLICT_IN_TESTS_OR_DOCS, (TEST,), "",
+    ),
+    "code conflicts beside a test": (
+        {CODE: OLD, TEST: "one\n"}, {CODE: CLASH, TEST: "theirs\n"}, {CODE: NEW, TEST: "ours\n"},
+        OutcomeKind.CONFLICT, (TEST, CODE), "",
+    ),
+    "nothing but tests that conflict": (
+        {TEST: "one\n"}, {TEST: "theirs\n"}, {TEST: "ours\n"},
+        OutcomeKind.REFUSED, (TEST,), "nothing is left",
+    ),
+    "upstream has the code and another test": (
+        {CODE: OLD, TEST: "one\n"}, {CODE: NEW, TEST: "theirs\n"}, {CODE: NEW, TEST: "ours\n"},
+        OutcomeKind.ABSORBED, (TEST,), "",
+    ),
+    "a parameter twice": (
+        {CODE: PARAMETERS},
+        {CODE: PARAMETERS.replace("    b,\n", "    new=None,\n    b,\n")},
+        {CODE: PARAMETERS.replace("    d,\n", "    d,\n    new=None,\n")},
+        OutcomeKind.REFUSED,
+        (),
+        "duplicate argument",
+    ),
+    "a misspelt escape of upstream's": (
+        {CODE: ODD}, {CODE: ODD.replace("return 3", "return 30")},
+        {CODE: ODD.replace("return 1", "return 10")},
+        OutcomeKind.APPLIED, (), "",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("situation", SITUATIONS)
+def test_each_situation_has_its_outcome(scene: Scene, situation: str) -> None:
+    scene.base, scene.target, change, kind, conflicts, says = SITUATIONS[situation]
+    scene.add("fix", change)
+    report = scene.merge()
+    (outcome,) = report.outcomes
+    assert (outcome.kind, outcome.conflicts) == (kind, conflicts)
+    assert says in outcome.detail
+    if kind is OutcomeKind.CONFLICT_IN_TESTS_OR_DOCS:
+        assert read_tree(scene.repository, report.tree) == {CODE: NEW}, "what upstream deleted stays deleted"
 
 
 @pytest.mark.parametrize("text", ["tests/test_cache.py", "docs/cache.md", "vllm/README.md"])
@@ -111,42 +162,6 @@ def test_a_conflict_in_tests_or_documents_keeps_upstreams_form_and_lands_the_cod
         CODE: MOVED.replace("return 1", "return 10"),
         text: "theirs\n",
     }
-
-
-def test_a_test_that_upstream_deleted_stays_deleted(scene: Scene) -> None:
-    scene.base = {CODE: OLD, "tests/test_cache.py": "one\n"}
-    scene.target = {CODE: OLD}
-    scene.add("fix", {CODE: NEW, "tests/test_cache.py": "ours\n"})
-    report = scene.merge()
-    assert report.outcomes[0].kind is OutcomeKind.CONFLICT_IN_TESTS_OR_DOCS
-    assert read_tree(scene.repository, report.tree) == {CODE: NEW}
-
-
-def test_code_that_conflicts_beside_a_test_is_a_conflict_in_code(scene: Scene) -> None:
-    scene.base = {CODE: OLD, "tests/t.py": "one\n"}
-    scene.target = {CODE: CLASH, "tests/t.py": "theirs\n"}
-    scene.add("fix", {CODE: NEW, "tests/t.py": "ours\n"})
-    outcome = only(scene)
-    assert outcome.kind is OutcomeKind.CONFLICT
-    assert outcome.conflicts == ("tests/t.py", CODE)
-
-
-def test_nothing_but_conflicting_tests_is_refused(scene: Scene) -> None:
-    scene.base, scene.target = {"tests/t.py": "one\n"}, {"tests/t.py": "theirs\n"}
-    scene.add("fix", {"tests/t.py": "ours\n"})
-    outcome = only(scene)
-    assert outcome.kind is OutcomeKind.REFUSED
-    assert "nothing is left" in outcome.detail
-
-
-def test_code_that_upstream_has_while_its_tests_differ_is_absorbed(scene: Scene) -> None:
-    scene.base = {CODE: OLD, "tests/t.py": "one\n"}
-    scene.target = {CODE: NEW, "tests/t.py": "theirs\n"}
-    scene.add("fix", {CODE: NEW, "tests/t.py": "ours\n"})
-    outcome = only(scene)
-    assert outcome.kind is OutcomeKind.ABSORBED
-    assert outcome.signals == ("equal-tree",)
-    assert outcome.conflicts == ("tests/t.py",)
 
 
 @pytest.mark.parametrize(
@@ -173,17 +188,6 @@ def test_a_patch_that_does_not_fit_its_base_is_refused_and_hides_nothing(scene: 
     assert good.kind is OutcomeKind.APPLIED
 
 
-def test_a_patch_that_vanished_is_refused_and_hides_nothing(scene: Scene) -> None:
-    scene.base = {CODE: OLD}
-    scene.add("bad", {CODE: NEW})
-    scene.add("good", {CODE: MOVED})
-    (scene.root / "bad" / "1.0.0.patch").unlink()
-    bad, good = scene.merge().outcomes
-    assert bad.kind is OutcomeKind.REFUSED
-    assert "does not exist" in bad.detail
-    assert good.kind is OutcomeKind.APPLIED
-
-
 def test_a_base_that_cannot_be_had_is_refused_but_a_full_disk_ends_the_merge(scene, monkeypatch):
     from sparkwright.merge.engine import MergeRequest, merge_patchset
 
@@ -202,24 +206,6 @@ def test_a_base_that_cannot_be_had_is_refused_but_a_full_disk_ends_the_merge(sce
     assert "go online" in report.outcomes[0].detail
     with pytest.raises(StorageError):
         merge_patchset(scene.repository, failing(StorageError("the disk is full")))
-
-
-def test_a_clean_merge_with_a_parameter_twice_is_refused(scene: Scene) -> None:
-    plain = "def f(\n    a,\n    *,\n    b,\n    c,\n    d,\n):\n    return a\n"
-    scene.base = {CODE: plain}
-    scene.target = {CODE: plain.replace("    b,\n", "    new=None,\n    b,\n")}
-    scene.add("fix", {CODE: plain.replace("    d,\n", "    d,\n    new=None,\n")})
-    outcome = only(scene)
-    assert outcome.kind is OutcomeKind.REFUSED
-    assert "does not compile" in outcome.detail
-    assert "duplicate argument" in outcome.detail
-
-
-def test_a_misspelt_escape_of_upstreams_is_no_flaw_and_nothing_is_said_of_it(scene: Scene) -> None:
-    odd = 'PATTERN = "\\d"\n\n\n' + OLD  # the compiler warns of it, and warnings are errors here
-    scene.base, scene.target = {CODE: odd}, {CODE: odd.replace("return 3", "return 30")}
-    scene.add("fix", {CODE: odd.replace("return 1", "return 10")})
-    assert only(scene).kind is OutcomeKind.APPLIED
 
 
 def test_functions_that_both_sides_changed_are_listed_and_the_twin_is_silent(scene: Scene) -> None:

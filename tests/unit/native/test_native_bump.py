@@ -162,20 +162,6 @@ class TestSources:
         remote.git("clone", "--quiet", "--bare", str(remote.folder), str(bare))
         assert sources(lock, access, {"cutlass": bare}).pins["cutlass"] == found
 
-    def test_a_copy_of_a_submodule_is_read_though_nothing_moved(self, lock, access, tmp_path):
-        """The store may lack it: the pin was written on another machine."""
-        made = UpstreamRepository(tmp_path / "inner")
-        made.commit("One", {"include/b.h": "// inner\n"})
-        commit, tree = (made.git("rev-parse", name).strip() for name in ("HEAD", "HEAD^{tree}"))
-        pins = dict(lock.native.sources)
-        pins["inner"] = msgspec.structs.replace(pins["inner"], ref=commit, tree=tree)
-        pinned = msgspec.structs.replace(lock.sources["cutlass"], ref=pins["cutlass"].ref)
-        lock = with_native(lock, msgspec.structs.replace(lock.native, sources=pins), cutlass=pinned)
-        assert sources(lock, access).pins["inner"] == pins["inner"]
-        assert not access.repository.has(tree)
-        assert sources(lock, access, {"inner": made.folder}).pins["inner"] == pins["inner"]
-        assert access.repository.has(tree)
-
     def test_a_copy_without_the_commit_or_a_history_is_refused(self, lock, access, remote, tmp_path):
         remote.git("tag", "--delete", "v4.5.0")
         with pytest.raises(FetchError, match=r"v4\.5\.0"):

@@ -359,18 +359,6 @@ def test_a_library_that_nobody_brings(tmp_path: Path, surroundings: Surroundings
     assert unprovided(read_elf(path), surroundings) == ("libmystery.so.3",)
 
 
-def test_a_library_with_the_old_hash_table_only(tmp_path: Path) -> None:
-    library = elfkit.shared(
-        tmp_path / "libold.so",
-        "int thing(void) { return 1; }",
-        "-Wl,-soname,libold.so",
-        "-Wl,--hash-style=sysv",
-    )
-    path = build(tmp_path, "int thing(void), other(void); int f(void) { return thing() + other(); }", library)
-    found = resolve(read_elf(path), Surroundings({"libold.so": library}), python="none")
-    assert found.unresolved == ("other",)
-
-
 # All of it, once ---------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit import Recorder, finish, python
+from kit import Recorder
 from unit_kit import COST, FILES, SOURCE, Project, make_toolchain
 
 from sparkwright.base.digests import sha256_bytes
@@ -325,62 +325,11 @@ def test_a_record_keeps_the_newest_states(store: Store, tmp_path: Path, toolchai
     assert only(store.records / "unit").stat().st_size < 10_000
 
 
-def test_a_record_keeps_the_newest_sets_of_files(store: Store, tmp_path: Path, toolchain: Toolchain) -> None:
-    made = []
-    for number in range(6):
-        project = Project(tmp_path / str(number), toolchain, {**FILES, f"source/csrc/{number}.h": ""})
-        project.object.write_bytes(b"%d" % number)
-        project.depfile.write_text(f"ops.o: {project.work}/{SOURCE} {project.work}/source/csrc/{number}.h\n")
-        project.record(store)
-        made.append(project)
-    assert [project.find(store) is not None for project in made] == [False] * 2 + [True] * 4
-
-
 def test_the_cost_is_kept(store: Store, built: Project) -> None:
     (manifest,) = json.loads(only(store.records / "unit").read_bytes())["manifests"]
     assert manifest["states"][0]["cost"] == {"seconds": COST.seconds, "mib": COST.mib}
     assert manifest["paths"] == sorted(set(FILES) - {"source/csrc/unrelated.h"})
     assert {"tool.h", "more.h", "stddef.h", "extra.h"} <= set(manifest["names"])
-
-
-RECORD = """
-import sys, time
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from unit_kit import FILES, Project, make_toolchain
-from sparkwright.store.paths import Store
-home, place, first = Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
-toolchain, made = make_toolchain(place), []
-for number in range(first, first + 4):
-    project = Project(place / str(number), toolchain, {**FILES, "source/csrc/ops.h": f"#define OPS {number}"})
-    project.object.write_bytes(b"%d" % number)
-    project.depfile.write_text(f"o: {project.work}/source/csrc/ops.c {project.work}/source/csrc/ops.h")
-    made.append(project)
-print("ready", flush=True); sys.stdin.readline()
-for project in made:
-    assert project.record(Store(home))
-"""
-
-
-def test_builds_at_once_lose_none_of_each_others_states(store, tmp_path, toolchain):
-    kit = Path(__file__).parents[2] / "support"
-    processes = [
-        python(RECORD, kit, store.home, tmp_path / f"place{first}", first, stdin=True)
-        for first in range(0, 16, 4)
-    ]
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    for process in processes:
-        finish(process)
-    for number in range(16):
-        texts = {**FILES, "source/csrc/ops.h": f"#define OPS {number}"}
-        project = Project(tmp_path / "look" / str(number), toolchain, texts)
-        assert project.find(store) == sha256_bytes(b"%d" % number)
 
 
 # Dependency files, as the real gcc writes them --------------------------------------------

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import shutil
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -157,18 +155,6 @@ def test_a_reader_that_is_late_does_not_bring_an_older_generation_back(world: Ch
     world.serve(earlier)
     with pytest.raises(ReplayedChannelError):
         world.verify()
-
-
-def test_verifying_twice_at_once_beside_a_pin_is_one_after_the_other(world: ChannelWorld) -> None:
-    world.pin()
-
-    def again(act: Callable[[], object]) -> None:
-        for _ in range(40):
-            act()
-
-    with ThreadPoolExecutor() as pool:
-        for done in [pool.submit(again, act) for act in (world.verify, world.verify, world.pin)]:
-            done.result()
 
 
 def test_a_pinned_channel_does_not_become_another_by_a_later_root(

@@ -426,19 +426,6 @@ def test_a_name_that_leads_elsewhere_is_found(store: Store) -> None:
     assert "1 damaged entry" in str(unsound(verify(store)))
 
 
-def test_a_file_that_cannot_be_read_is_a_fault(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = put(store, b"data")
-    opened = os.open
-
-    def fail(place: Path, *arguments: int) -> int:
-        if place == path:
-            raise OSError(5, "Input/output error")
-        return opened(place, *arguments)
-
-    monkeypatch.setattr(os, "open", fail)
-    assert faults(store) == {path: "it cannot be read: Input/output error"}
-
-
 def test_a_store_that_cannot_be_written_is_one_error(store: Store, tmp_path: Path) -> None:
     with store.running():
         pass
