@@ -169,7 +169,7 @@ test-verify-real: $(VENV)/.ready-test ## Verify a real vLLM on the CPU: with and
 mutations: $(VENV)/.ready ## Break every carry as its mutations.toml says, and see that its probe notices: ARGS='--carry NAME --series 0.24'
 	$(BIN)/python scripts/mutations.py $(ARGS)
 
-releases: $(VENV)/.ready ## Merge onto upstream's later releases, and record the outcomes that docs/carries.md shows
+releases: $(VENV)/.ready ## Merge onto upstream's later releases, and record the outcomes that docs/adding-a-carry.md shows
 	$(BIN)/python scripts/upstream_releases.py $(ARGS)
 
 # Ten minutes on two quiet cores; what it compares is in tests/safety-net/. ARGS='--only NAME' for one item.

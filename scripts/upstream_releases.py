@@ -1,4 +1,4 @@
-"""Record what becomes of every series' carries on upstream's later releases, which docs/carries.md shows.
+"""Record what becomes of every series' carries on upstream's later releases; docs/adding-a-carry.md shows it.
 
 Outcomes are those of merges, and a mark says that a proof which is recorded beside the carry stands for one.
 No probe is run: ``sparkwright carry prove --onto VERSION`` does that, and records what it finds. What a
