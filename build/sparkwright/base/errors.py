@@ -21,6 +21,11 @@ class SparkwrightError(Exception):
 
     exit_code: ClassVar[int] = 1
 
+    def __init_subclass__(cls, *, code: int | None = None) -> None:
+        """Give the class its exit code; its base's without one."""
+        if code is not None:
+            cls.exit_code = code
+
     def __init__(self, what: str, *, because: str = "", next_step: str = "") -> None:
         super().__init__(what)
         self.what = what
@@ -37,10 +42,8 @@ def error_class(name: str, otherwise: type[SparkwrightError]) -> type[Sparkwrigh
     return found if isinstance(found, type) and issubclass(found, SparkwrightError) else otherwise
 
 
-class ConfigError(SparkwrightError):
+class ConfigError(SparkwrightError, code=10):
     """A file of this project does not match its format, or an option cannot be used here."""
-
-    exit_code = 10
 
 
 class NewerFormatError(ConfigError):
@@ -67,186 +70,127 @@ class DependencyOrderError(ConfigError):
     """Requirements between carries form a cycle, are missing, or are out of order."""
 
 
-class LockMismatchError(SparkwrightError):
+class LockMismatchError(SparkwrightError, code=10):
     """The lock and the release disagree."""
 
-    exit_code = 10
 
-
-class RefError(SparkwrightError):
+class RefError(SparkwrightError, code=10):
     """A ref, commit id or repository address is not safe to pass to git."""
 
-    exit_code = 10
 
-
-class IncompatibleOptionsError(SparkwrightError):
+class IncompatibleOptionsError(SparkwrightError, code=10):
     """A recipe has options that do not work together, or that a release does not have."""
 
-    exit_code = 10
 
-
-class EndpointError(SparkwrightError):
+class EndpointError(SparkwrightError, code=10):
     """The endpoint cannot be verified: wrong address, key, model or kind of server."""
 
-    exit_code = 10
 
-
-class ToolError(SparkwrightError):
+class ToolError(SparkwrightError, code=10):
     """A required program is missing or too old."""
 
-    exit_code = 10
 
-
-class ProcessError(SparkwrightError):
+class ProcessError(SparkwrightError, code=20):
     """A program that was started failed without a more specific error."""
 
-    exit_code = 20
 
-
-class EnvironmentSetupError(SparkwrightError):
+class EnvironmentSetupError(SparkwrightError, code=20):
     """The Python environment for probes could not be made."""
 
-    exit_code = 20
 
-
-class FetchError(SparkwrightError):
+class FetchError(SparkwrightError, code=20):
     """Something could not be fetched."""
 
-    exit_code = 20
 
-
-class NotInStoreError(SparkwrightError):
+class NotInStoreError(SparkwrightError, code=20):
     """The network is off and the store lacks a needed file."""
 
-    exit_code = 20
 
-
-class MissingSourceError(SparkwrightError):
+class MissingSourceError(SparkwrightError, code=20):
     """A source of native kernels cannot be fetched, and native kernels were required."""
 
-    exit_code = 20
 
-
-class UploadError(SparkwrightError):
+class UploadError(SparkwrightError, code=20):
     """A target of wheels cannot be reached, read or written."""
 
-    exit_code = 20
 
-
-class ClusterError(SparkwrightError):
+class ClusterError(SparkwrightError, code=20):
     """Other machines cannot be reached, cannot compile for this one, or were lost."""
 
-    exit_code = 20
 
-
-class DigestError(SparkwrightError):
+class DigestError(SparkwrightError, code=21):
     """A file does not have the digest that the lock names."""
 
-    exit_code = 21
 
-
-class ArchiveError(SparkwrightError):
+class ArchiveError(SparkwrightError, code=21):
     """An archive is damaged, or would write outside its folder."""
 
-    exit_code = 21
 
-
-class TamperedError(SparkwrightError):
+class TamperedError(SparkwrightError, code=21):
     """Published bytes are not those that were signed or promised by their digest."""
 
-    exit_code = 21
 
-
-class SignatureError(SparkwrightError):
+class SignatureError(SparkwrightError, code=21):
     """A signed statement is damaged, has no valid signature, or cannot be signed."""
 
-    exit_code = 21
 
-
-class UntrustedKeyError(SparkwrightError):
+class UntrustedKeyError(SparkwrightError, code=21):
     """A signature is by a key that is unknown, revoked, out of its time, or not the one of that address."""
 
-    exit_code = 21
 
-
-class ExpiredChannelError(SparkwrightError):
+class ExpiredChannelError(SparkwrightError, code=21):
     """A channel's signed statement is past its time."""
 
-    exit_code = 21
 
-
-class ReplayedChannelError(SparkwrightError):
+class ReplayedChannelError(SparkwrightError, code=21):
     """A channel is older than one that was seen before: a mirror is stale, or was rolled back."""
 
-    exit_code = 21
 
-
-class PatchError(SparkwrightError):
+class PatchError(SparkwrightError, code=30):
     """A change does not fit the blobs that it names, leaves the tree, or is not what was pinned."""
 
-    exit_code = 30
 
-
-class CarryConflictError(SparkwrightError):
+class CarryConflictError(SparkwrightError, code=30):
     """One or more carries could not be merged."""
 
-    exit_code = 30
     refused = False
     """Whether one was refused, which damaged objects cause too; where all conflict, git read all of them."""
 
 
-class ProofError(SparkwrightError):
+class ProofError(SparkwrightError, code=30):
     """A probe could not run, or found a defect in the merged tree."""
 
-    exit_code = 30
 
-
-class UnprovedError(SparkwrightError):
+class UnprovedError(SparkwrightError, code=30):
     """A carry lacks a proof that it is needed and works, or upstream contains it and has its defect still."""
 
-    exit_code = 30
 
-
-class NativeInputsError(SparkwrightError):
+class NativeInputsError(SparkwrightError, code=50):
     """Upstream's binaries may not be used, because a carry changes their sources."""
 
-    exit_code = 50
 
-
-class WheelError(SparkwrightError):
+class WheelError(SparkwrightError, code=50):
     """A wheel is malformed, or cannot be assembled."""
 
-    exit_code = 50
 
-
-class NativeBuildError(SparkwrightError):
+class NativeBuildError(SparkwrightError, code=50):
     """The kernels could not be configured or linked."""
 
-    exit_code = 50
 
-
-class CompileError(SparkwrightError):
+class CompileError(SparkwrightError, code=50):
     """A compiler failed on a unit of native code, or wrote no object for it."""
 
-    exit_code = 50
 
-
-class BinaryError(SparkwrightError):
+class BinaryError(SparkwrightError, code=50):
     """A compiled file is damaged, or of an unknown kind."""
 
-    exit_code = 50
 
-
-class AuditError(SparkwrightError):
+class AuditError(SparkwrightError, code=50):
     """A wheel failed its audit."""
 
-    exit_code = 50
 
-
-class PublishError(SparkwrightError):
+class PublishError(SparkwrightError, code=50):
     """The index could not be written."""
-
-    exit_code = 50
 
 
 class LostRaceError(PublishError):
@@ -257,71 +201,49 @@ class MissingEvidenceError(PublishError):
     """A wheel lacks evidence that the channel's policy requires."""
 
 
-class StorageError(SparkwrightError):
+class StorageError(SparkwrightError, code=70):
     """The disk is full, read-only or damaged."""
 
-    exit_code = 70
 
-
-class BusyError(SparkwrightError):
+class BusyError(SparkwrightError, code=70):
     """Another run holds a lock that this one needs."""
-
-    exit_code = 70
 
 
 class LostFileError(StorageError):
     """A cached file was evicted while in use."""
 
 
-class NotEnoughMemoryError(SparkwrightError):
+class NotEnoughMemoryError(SparkwrightError, code=70):
     """This machine has too little memory for the request."""
 
-    exit_code = 70
 
-
-class PreflightError(SparkwrightError):
+class PreflightError(SparkwrightError, code=76):
     """A server would not start, or the host would not survive it."""
 
-    exit_code = 76
 
-
-class ServerError(SparkwrightError):
+class ServerError(SparkwrightError, code=77):
     """The server under test could not be started, or exited."""
 
-    exit_code = 77
 
-
-class ServerEndedError(SparkwrightError):
+class ServerEndedError(SparkwrightError, code=77):
     """A served model's engine ended by itself, or was found wedged."""
 
-    exit_code = 77
 
-
-class VerdictError(SparkwrightError):
+class VerdictError(SparkwrightError, code=83):
     """Verification failed: the server has a defect."""
 
-    exit_code = 83
 
-
-class UndecidedError(SparkwrightError):
+class UndecidedError(SparkwrightError, code=84):
     """Verification was inconclusive: too few or unreliable observations."""
 
-    exit_code = 84
 
-
-class RehearsalError(SparkwrightError):
+class RehearsalError(SparkwrightError, code=84):
     """A rehearsal could not be made: its wheel, model or environment is missing."""
 
-    exit_code = 84
 
-
-class BisectionError(SparkwrightError):
+class BisectionError(SparkwrightError, code=84):
     """A bisection names no change: its ends cannot be told apart or made, or several changes are left."""
 
-    exit_code = 84
 
-
-class NeedsPersonError(SparkwrightError):
+class NeedsPersonError(SparkwrightError, code=95):
     """Following upstream found something that a person has to decide."""
-
-    exit_code = 95

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import click
 
-from sparkwright.base.card import card_fields
 from sparkwright.base.errors import SparkwrightError, ToolError
+from sparkwright.base.machine import card_fields
 from sparkwright.base.text import human_size
 from sparkwright.cli.command import Command, Result, Table, takes, taking
 from sparkwright.cli.options import SIDECARS, USE, complete_recipe

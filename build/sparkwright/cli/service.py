@@ -13,8 +13,8 @@ from typing import Any
 import click
 import msgspec
 
-from sparkwright.base.card import card_capability
 from sparkwright.base.errors import ConfigError
+from sparkwright.base.machine import card_capability
 from sparkwright.cli.command import Group, Part, Result
 from sparkwright.cli.options import (
     FORCE,

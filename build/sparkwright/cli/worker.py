@@ -10,10 +10,9 @@ from pathlib import Path
 import click
 import msgspec
 
-from sparkwright.base.card import card_capability
 from sparkwright.base.config import decode_json, to_builtins
 from sparkwright.base.errors import ConfigError
-from sparkwright.base.machine import look
+from sparkwright.base.machine import card_capability, look
 from sparkwright.cli.command import Command
 from sparkwright.cli.options import require_libraries
 from sparkwright.cli.output import expect_json, print_json

@@ -19,8 +19,8 @@ import msgspec
 from sparkwright.base.config import decode_json
 from sparkwright.base.errors import ClusterError, SparkwrightError, ToolError, error_class
 from sparkwright.base.events import emit, task, warn
-from sparkwright.base.process.dialogue import Dialogue
 from sparkwright.base.process.run import Completed
+from sparkwright.base.process.session import Dialogue
 from sparkwright.base.ssh import SshHost
 from sparkwright.distributed.tasks import (
     GB10,

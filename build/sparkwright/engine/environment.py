@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sparkwright.base.card import card_capability
 from sparkwright.base.digests import digest_of, sha256_file
 from sparkwright.base.events import task, warn
+from sparkwright.base.machine import card_capability
 from sparkwright.engine.flashinfer import (
     CompanionChoice,
     build_command,

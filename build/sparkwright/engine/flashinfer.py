@@ -170,7 +170,7 @@ def jobs_variable(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, s
     """Return MAX_JOBS for the server of *recipe*; nothing without a card, or where *environment* has it."""
     import psutil
 
-    from sparkwright.base.card import card_capability, card_fields
+    from sparkwright.base.machine import card_capability, card_fields
 
     if JOBS in environment or not card_capability():
         return {}

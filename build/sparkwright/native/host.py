@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from sparkwright.base.card import card_fields
 from sparkwright.base.errors import ProcessError, SparkwrightError, ToolError
+from sparkwright.base.machine import card_fields
 from sparkwright.base.process.run import run, which
 from sparkwright.lock.model import NativePin
 from sparkwright.native.model import Target

@@ -17,7 +17,7 @@ from typing import Any
 
 from sparkwright.base.errors import ClusterError
 from sparkwright.base.events import task
-from sparkwright.base.process.dialogue import Dialogue
+from sparkwright.base.process.session import Dialogue
 from sparkwright.base.text import human_size
 from sparkwright.serve.peer import Peer, refusal
 

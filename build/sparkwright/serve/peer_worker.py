@@ -20,8 +20,8 @@ import msgspec
 
 from sparkwright.base.errors import ConfigError, ServerEndedError
 from sparkwright.base.events import emit
-from sparkwright.base.process.dialogue import Dialogue
 from sparkwright.base.process.run import Completed
+from sparkwright.base.process.session import Dialogue
 from sparkwright.engine.environment import Environment
 from sparkwright.engine.models import cache_folder
 from sparkwright.engine.runtime import vllm_command

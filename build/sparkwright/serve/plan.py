@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sparkwright.base.card import card_capability
+from sparkwright.base.machine import card_capability
 from sparkwright.engine.environment import Environment
 from sparkwright.engine.flashinfer import REASONS
 from sparkwright.engine.runtime import vllm_command

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sparkwright.base.card import card_capability
 from sparkwright.base.errors import EndpointError, ServerEndedError
 from sparkwright.base.events import emit, task, warn
-from sparkwright.base.machine import free_port
+from sparkwright.base.machine import card_capability, free_port
 from sparkwright.engine.client.endpoint import open_session
 from sparkwright.engine.environment import Environment
 from sparkwright.engine.flashinfer import jobs_variable

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from sparkwright import __version__
-from sparkwright.base.card import card_capability
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import EndpointError, ServerError
+from sparkwright.base.machine import card_capability
 from sparkwright.engine.cell import Deadlines, Load, Prompt, Tool
 from sparkwright.engine.client.endpoint import ABSENT, Endpoint, EndpointFacts, check_endpoint, open_session
 from sparkwright.engine.client.request import Exchange

@@ -95,8 +95,8 @@ def planned(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     monkeypatch.setattr(flashinfer, "look", lambda: look(folder, affinity=CORES))
-    monkeypatch.setattr("sparkwright.base.card.card_fields", lambda *_: ("[N/A]",))
-    monkeypatch.setattr("sparkwright.base.card.card_capability", lambda: "12.1")
+    monkeypatch.setattr("sparkwright.base.machine.card_fields", lambda *_: ("[N/A]",))
+    monkeypatch.setattr("sparkwright.base.machine.card_capability", lambda: "12.1")
     return jobs_variable(recipe(), {})["MAX_JOBS"]
 
 

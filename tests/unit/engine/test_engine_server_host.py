@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import preflight_kit
+import psutil
 import pytest
 import wheelkit
 
-from sparkwright.base.card import _memory_total_gib, card_capability, card_memory_gib
 from sparkwright.base.errors import IncompatibleOptionsError, NotInStoreError, ServerError
+from sparkwright.base.machine import card_capability, card_memory_gib
 from sparkwright.engine.installed import read_installed
 from sparkwright.engine.runtime import prepare_requirement, prepare_wheel
 from sparkwright.engine.server import host
@@ -70,7 +71,7 @@ def test_without_a_card_all_but_memory_is_absent(monkeypatch: pytest.MonkeyPatch
 
 def test_memory_that_card_and_host_share_is_the_hosts(monkeypatch, tmp_path):
     card(monkeypatch, tmp_path, "[N/A]")
-    assert card_memory_gib() == _memory_total_gib() > 0
+    assert card_memory_gib() == psutil.virtual_memory().total / (1 << 30) > 0
     card(monkeypatch, tmp_path, "81559")
     assert card_memory_gib() == pytest.approx(79.65, abs=0.01)
 

@@ -13,7 +13,7 @@ import pytest
 from checkpoint_kit import DENSE, write_checkpoint
 from preflight_kit import ENGINE, GB10, GIB, H200, recipe, spark, start
 
-from sparkwright.base import card
+from sparkwright.base import machine
 from sparkwright.base.errors import ArchiveError, ServerError
 from sparkwright.engine.installed import (
     REGISTRY,
@@ -270,7 +270,7 @@ def test_nvidia_smi_is_asked(monkeypatch, tmp_path):
         "*) echo 'NVIDIA GB10, 12.1, 580.95.05, [N/A], [N/A], Default, Enabled';; esac\n"
     )
     program.chmod(0o755)
-    monkeypatch.setattr(card.shutil, "which", lambda *_, **__: str(program))
+    monkeypatch.setattr(machine.shutil, "which", lambda *_, **__: str(program))
     found = read_host({"PATH": "/nowhere"}, models=tmp_path)
     assert (found.card.name, found.card.total, found.processes) == ("NVIDIA GB10", -1, ("7, python, [N/A]",))
     assert found.memory().kind == "unified"

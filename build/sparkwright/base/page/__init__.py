@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sparkwright.base.text import clean, code_span, human_seconds, human_size
 
@@ -14,23 +14,9 @@ if TYPE_CHECKING:
 STYLES = Path(__file__).parent
 
 
-def page_environment(templates: Path, *, finalize: Callable[[Any], Any] | None = None) -> Environment:
-    """Return the environment of pages by the *templates* in a folder, which include those beside this module.
-
-    *finalize* changes every value that is shown, before it is escaped.
-    """
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    made = Environment(
-        loader=FileSystemLoader([templates, STYLES]),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=finalize,
-    )
-    made.filters |= {"clean": clean, "human_seconds": human_seconds, "human_size": human_size}
-    return made
+def page_environment(templates: Path) -> Environment:
+    """Return the environment of pages by the *templates* in a folder, which include those beside this one."""
+    return _environment([templates, STYLES], autoescape=True)
 
 
 def text_environment(templates: Path, quoted: Callable[[str], str] = code_span) -> Environment:
@@ -38,15 +24,20 @@ def text_environment(templates: Path, quoted: Callable[[str], str] = code_span) 
 
     *quoted* is the filter of that name, through which templates show all words from outside.
     """
+    made = _environment([templates], autoescape=False)
+    made.filters["quoted"] = quoted
+    return made
+
+
+def _environment(folders: Sequence[Path], *, autoescape: bool) -> Environment:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    made = Environment(  # noqa: S701 - the filter makes words harmless for what is no HTML
-        loader=FileSystemLoader(templates), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    made = Environment(
+        loader=FileSystemLoader(folders),
+        autoescape=autoescape,  # noqa: S701 - texts have a filter of their own
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    made.filters |= {
-        "clean": clean,
-        "quoted": quoted,
-        "human_seconds": human_seconds,
-        "human_size": human_size,
-    }
+    made.filters |= {"clean": clean, "human_seconds": human_seconds, "human_size": human_size}
     return made

@@ -1,5 +1,1 @@
-"""Start programs: run them to their end, within limits, or in a session that outlives no caller.
-
-Open `run` first. `session` starts programs in the background and kills those that exceed limits, and
-`dialogue` talks with one while it runs.
-"""
+"""Start programs: `run` them to their end, or in a `session`, within limits, to watch or to talk with."""

@@ -11,7 +11,7 @@ from contextvars import Context
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from sparkwright.base.card import ask_card, numbers_of
+from sparkwright.base.machine import ask_card, numbers_of
 from sparkwright.engine.observations import HostSample
 
 CARD_QUERY = "clocks.sm,power.draw,temperature.gpu,utilization.gpu,clocks.max.sm"

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from sparkwright.base.card import card_capability, card_memory_gib
-from sparkwright.base.machine import free_port
+from sparkwright.base.machine import card_capability, card_memory_gib, free_port
 from sparkwright.engine.cell import Deadlines
 from sparkwright.engine.flashinfer import jobs_variable
 from sparkwright.engine.installed import read_installed

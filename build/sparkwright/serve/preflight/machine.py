@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sparkwright.base.card import card_fields
+from sparkwright.base.machine import card_fields
 from sparkwright.base.text import human_size
 from sparkwright.native.host import parse_meminfo
 from sparkwright.recipes.recipe import Recipe
