@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import tempfile
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -37,6 +38,7 @@ from sparkwright.publish.promote import ChannelPublisher
 from sparkwright.publish.prune import Pruner
 from sparkwright.publish.reader import WheelChoice, newest_fitting, require_listed, verify_channel
 from sparkwright.publish.reader import requirements as requirements_of
+from sparkwright.publish.release import pages_of, plan_release, read_forge, record_release
 from sparkwright.publish.repository import read_unverified
 from sparkwright.publish.target import FolderTarget, Target
 from sparkwright.publish.trust import default_trust, place_of
@@ -153,6 +155,48 @@ def prune(session: Session, *, publisher: ChannelPublisher) -> Result:
     )
 
 
+@command.command("release")
+@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--tag", required=True, help="The release's tag.")
+@click.option("--commit", default="", help="What the tag is made of, if there is none.")
+@click.option(
+    "--dry-run", is_flag=True, help="Show what would be sent, and where to; send and change nothing."
+)
+@reading_options
+def release(
+    *, folder: Path, files: tuple[Path, ...], tag: str, commit: str, dry_run: bool, offline: bool
+) -> Result:
+    """Send the wheels of the target in FOLDER to a release of its forge, with FILEs such as the tool's wheel.
+
+    FOLDER is a checkout of the branch that holds the channels. Its wheels become assets, and leave files that
+    say where they are; the index in FOLDER/simple is written over them. Commit and push FOLDER afterwards.
+    Repository and token are those in GITHUB_REPOSITORY and GITHUB_TOKEN.
+    """
+    del offline
+    forge = read_forge()
+    with tempfile.TemporaryDirectory(prefix="sparkwright-") as scratch:
+        plan = plan_release(folder, tag, forge, files, Path(scratch))
+        pages = pages_of(folder, plan)
+        if not dry_run:
+            if plan.assets:
+                forge.send(tag, commit, plan.assets)
+            record_release(folder, plan)
+    assets = [(one.name, one.size, one.sha256, one.url) for one in plan.assets]
+    listed = [*assets, *((path, len(data), sha256_bytes(data), "pages") for path, data in pages.items())]
+    size = human_size(sum(one.size for one in plan.assets))
+    return Result(
+        {
+            "tag": tag,
+            "files": [dict(zip(("name", "size", "sha256", "to"), one, strict=True)) for one in listed],
+        },
+        [
+            Table(("file", "bytes", "SHA-256", "to"), [tuple(map(str, one)) for one in listed]),
+            ("release", f"{tag}: {len(assets)} assets, {size}{', not sent: --dry-run' * dry_run}"),
+        ],
+    )
+
+
 @command.command("show")
 @click.argument("channel", metavar="[NAME]", default="")
 @click.option("--history", is_flag=True, help="Every generation of NAME that is kept, the newest first.")
@@ -263,6 +307,13 @@ def _described(state: ChannelState) -> dict[str, Any]:
 @command.group("key")
 def key() -> None:
     """Show and replace the keys of this machine's channels, and pin the roots of others."""
+
+
+@key.command("make")
+@_NAME
+def make_key(channel: str) -> Result:
+    """Make this machine's key and root for channel NAME, if it has none; promoting does so too."""
+    return _shown_keys(load_publisher(default_trust().publisher / require_channel_name(channel)))
 
 
 @key.command("show")

@@ -313,23 +313,23 @@ def _remove_stale(folder: Path, pages: Collection[str]) -> tuple[str, ...]:
 # Pages ----------------------------------------------------------------------
 
 
-def all_pages(files: Sequence[PublishedFile]) -> dict[str, bytes]:
-    """Return every page over *files* by path in ``simple/``, in the order in which they may be written."""
+def all_pages(files: Sequence[PublishedFile], addresses: Mapping[str, str] | None = None) -> dict[str, bytes]:
+    """Return every page over *files* by path in ``simple/``, in the order in which they may be written.
+
+    *addresses* are those of wheels by file name, if they are not two folders above their page.
+    """
     ordered = sorted(files, key=lambda file: (file.project, file.order))
     pages: dict[str, bytes] = {}
     for project, group in groupby(ordered, key=lambda file: file.project):
-        pages[f"{project}/{PAGE}"] = project_page(project, tuple(group))
+        anchors = [_anchor(file, (addresses or {}).get(file.filename, "")) for file in group]
+        pages[f"{project}/{PAGE}"] = _page(f"Links for {project}", anchors)
     links = [f'<a href="{quote(name)}/">{html.escape(name)}</a>' for name in map(posixpath.dirname, pages)]
     return {**pages, PAGE: _page("Simple index", links)}
 
 
-def project_page(project: str, files: Sequence[PublishedFile]) -> bytes:
-    """Return the page of *project*; ``+`` in addresses is ``%2B``, which is never read as a space."""
-    return _page(f"Links for {project}", [_anchor(file) for file in files])
-
-
-def _anchor(file: PublishedFile) -> str:
-    attributes = {"href": f"../../{quote(file.filename, safe='')}#sha256={file.sha256}"}
+def _anchor(file: PublishedFile, address: str) -> str:
+    # ``+`` is ``%2B``, which is never read as a space.
+    attributes = {"href": f"{address or '../../' + quote(file.filename, safe='')}#sha256={file.sha256}"}
     if file.requires_python:
         attributes["data-requires-python"] = file.requires_python
     # Clients older than PEP 714 read the attribute under its first name only.

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit, urlunsplit
 
+import msgspec
+
 from sparkwright.base.digests import CHUNK
-from sparkwright.base.errors import ConfigError, FetchError, NotInStoreError
+from sparkwright.base.errors import ConfigError, FetchError, NotInStoreError, SignatureError
 from sparkwright.publish.channel import CHANNELS, require_channel_name
 from sparkwright.publish.s3_target import S3Target
 from sparkwright.publish.target import MOST_BYTES, FolderTarget, Mirror, Stored, Target, checked_path, hashed
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _KINDS = "the kinds are a folder, file:// and s3://"
+RECORD = ".json"
+"""The end of the name of a file beside a wheel's place, which says of which release the wheel is an asset."""
+_ASSET = re.compile(r"(https?)://[\w.:\[\]-]+/[\w./%~+-]+", re.ASCII)
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 # S3 answers 403 for a file that is not there, to those who may not list the bucket.
 _NOT_FOUND = (403, 404, 410)
@@ -80,11 +85,32 @@ class HttpMirror:
         """See `Mirror.url`."""
         from sparkwright.upstream.network import shown
 
-        return f"{shown(self.root)}/{quote(path, safe='/')}"
+        return shown(self.address(path))
 
     def address(self, path: str) -> str:
-        """Return the address of *path* with the credentials that it is asked for with."""
-        return f"{self.root}/{quote(checked_path(path), safe='/')}"
+        """Return the address of *path* with the credentials that it is asked for with.
+
+        A wheel may be an asset of a release: nobody signs where, as its bytes are compared with their digest.
+
+        Raises:
+            SignatureError: the file that says where is damaged, or names another kind of address.
+        """
+        own = f"{self.root}/{quote(checked_path(path), safe='/')}"
+        record = self.read(path + RECORD) if path.endswith(".whl") else None
+        if record is None:
+            return own
+        try:
+            url = msgspec.json.decode(record.data)["url"]
+            found = _ASSET.fullmatch(url)
+        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+            found = None
+        if found is None or found[1] not in {"https", urlsplit(self.root).scheme}:
+            raise SignatureError(
+                f"{path} was not found",
+                because=f"{path}{RECORD} there names no address of a file, by https",
+                next_step="take another mirror",
+            )
+        return found[0]
 
     @cached_property
     def _session(self) -> requests.Session:

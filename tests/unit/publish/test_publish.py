@@ -14,7 +14,7 @@ import wheelkit
 from kit import Recorder
 
 from sparkwright.base.errors import ArchiveError, PublishError, WheelError
-from sparkwright.publish.index import BEGINNING, PublishedFile, project_page, publish, wheels_in
+from sparkwright.publish.index import BEGINNING, PublishedFile, all_pages, publish, wheels_in
 
 
 def wheel(folder: Path, version: str, project: str = "vllm", requires: str = ">=3.10") -> Path:
@@ -58,7 +58,7 @@ def test_pages_list_each_wheel_once_in_the_order_of_versions(tmp_path: Path) -> 
 
 def test_html_is_escaped() -> None:
     file = PublishedFile("p", "1+x", 'p-1+x-"&.whl', "0" * 64, 1, "<3.15,>=3.10", "1" * 64)
-    page = project_page("p", [file]).decode()
+    page = all_pages([file])["p/index.html"].decode()
     assert 'href="../../p-1%2Bx-%22%26.whl#sha256=000' in page
     assert 'data-requires-python="&lt;3.15,&gt;=3.10"' in page
     assert page.count(f'metadata="sha256={"1" * 64}"') == 2

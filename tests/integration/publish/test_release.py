@@ -1,0 +1,417 @@
+"""Releases on a stand-in for a forge: what is sent, what an interruption leaves, and what readers find.
+
+Then ``ci/release-publish.sh`` in a checkout of its own, whose origin has the branch of the pages.
+"""
+
+import base64
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+import wheelkit
+from channel_kit import POLICY, ChannelWorld, now, small_wheel
+from forge import TOKEN, Forge, forge
+
+from sparkwright.base.errors import LostRaceError, PublishError, SignatureError, TamperedError, UploadError
+from sparkwright.publish import release as subject
+from sparkwright.publish.evidence import attach
+from sparkwright.publish.keys import load_publisher
+from sparkwright.publish.places import HttpMirror
+from sparkwright.publish.reader import requirements
+from sparkwright.upstream.network import IndexSettings
+
+SETTINGS = IndexSettings(attempts=2, backoff_s=0.01, timeout_s=1)
+V1, V2 = "1.0+spark.1", "1.1+spark.1"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> ChannelWorld:
+    made = ChannelWorld(tmp_path)
+    made.published.mkdir()
+    return made
+
+
+@pytest.fixture
+def hub(world: ChannelWorld):
+    with forge(world.folder / "forge", world.published) as made:
+        yield made
+
+
+def send(world: ChannelWorld, hub: Forge, tag: str = "v1", *files: Path) -> subject.ReleasePlan:
+    scratch = world.folder / "scratch"
+    scratch.mkdir(exist_ok=True)
+    client = subject.read_forge({**hub.environment, "PIP_CONFIG_FILE": "/dev/null"})
+    client = subject.Forge(client.repository, client.api, client.web, client.token, SETTINGS)
+    plan = subject.plan_release(world.published, tag, client, files, scratch)
+    if plan.assets:
+        client.send(tag, "main", plan.assets)
+    subject.record_release(world.published, plan)
+    return plan
+
+
+def mirror(hub: Forge) -> HttpMirror:
+    return HttpMirror(hub.pages, SETTINGS)
+
+
+def tool(folder: Path) -> Path:
+    return wheelkit.plain_wheel(folder, "sparkwright", "0.1.0", modules={"sparkwright.py": b""})
+
+
+def kinds(hub: Forge) -> set[str]:
+    return {method for method, _ in hub.asked}
+
+
+def test_readers_find_a_wheel_that_is_an_asset(world: ChannelWorld, hub: Forge) -> None:
+    world.promote_file(world.wheel(V1), "stable", requires="")
+    plan = send(world, hub, "v1", tool(world.folder / "tools"))
+    assert [one.name.endswith((".whl", ".metadata")) for one in plan.assets] == [True] * 4
+    assert not list(world.published.rglob("*.whl"))
+    verified = world.verify("stable", mirror=mirror(hub), wheels="newest")
+    (file,) = verified.wheels
+    line = requirements(mirror(hub), file).decode().splitlines()[0]
+    assert line.startswith(f"vllm @ {hub.url}/owner/wheels/releases/download/v1/vllm-1.0%2Bspark.1-py3")
+    page = (world.published / "simple/vllm/index.html").read_text()
+    assert f"{hub.url}/owner/wheels/releases/download/v1/vllm-1.0%2Bspark.1" in page
+    assert (world.published / "simple/sparkwright/index.html").exists()
+    # Sent already: nothing is asked of the forge.
+    hub.asked.clear()
+    world.promote_file(world.wheel(V1), "candidate", requires="")
+    assert send(world, hub, "v2").assets == ()
+    assert hub.asked == []
+
+
+def test_a_wheel_that_was_taken_back_leaves_the_index(world: ChannelWorld, hub: Forge) -> None:
+    for version in (V1, V2):
+        world.promote(version, "stable")
+    send(world, hub)
+    assert V2.replace("+", "%2B") in (world.published / "simple/vllm/index.html").read_text()
+    world.publisher().rollback("stable", POLICY, now(), to=None, reason="crashes")
+    send(world, hub)
+    page = (world.published / "simple/vllm/index.html").read_text()
+    assert V2.replace("+", "%2B") not in page
+    assert V1.replace("+", "%2B") in page
+
+
+@pytest.mark.parametrize("fault", ["cut", 500, 403, "flip"])
+@pytest.mark.parametrize("hide", [False, True])
+def test_an_upload_that_fails_publishes_nothing_and_is_gone_on_with(
+    world: ChannelWorld, hub: Forge, fault: str | int, *, hide: bool
+) -> None:
+    world.promote(V1, "stable")
+    send(world, hub, "v1")
+    before = hub.published()
+    world.promote(V2, "stable")
+    hub.hide_digests, hub.faults = hide, [None, fault]
+    with pytest.raises(UploadError):
+        send(world, hub, "v2")
+    assert hub.published() == before
+    assert not list(world.published.glob(f"wheels/*/*/*{V2}*.json")), "nothing says that it is an asset"
+    hub.asked.clear()
+    hub.faults = []
+    send(world, hub, "v2")
+    posted = [path for method, path in hub.asked if method == "POST"]
+    assert len(posted) == 1, "the wheel, which was whole, is not sent again"
+    assert len(hub.published()) == 4
+    assert world.verify("stable", mirror=mirror(hub), wheels="newest").wheels
+
+
+def test_a_published_release_never_changes(world: ChannelWorld, hub: Forge) -> None:
+    world.promote(V1, "stable")
+    send(world, hub, "v1")
+    before = hub.published()
+    world.promote(V2, "stable")
+    with pytest.raises(PublishError, match="is published, without vllm-1"):
+        send(world, hub, "v1")
+    assert hub.published() == before
+
+
+def test_other_bytes_under_a_released_name_are_refused_before_anything_is_sent(
+    world: ChannelWorld, hub: Forge
+) -> None:
+    world.promote(V1, "stable")
+    send(world, hub, "v1")
+    other = small_wheel(world.folder / "other", V1, record={"carries.json": {}})
+    world.promote_file(world.audited(other), "candidate")
+    hub.asked.clear()
+    with pytest.raises(PublishError, match="was released with SHA-256"):
+        send(world, hub, "v2")
+    assert hub.asked == []
+
+
+def test_of_two_publishers_of_one_tag_one_is_told(world: ChannelWorld, hub: Forge) -> None:
+    world.promote(V1, "stable")
+    first: list[bool] = []
+
+    def another(method: str, path: str) -> None:
+        """Make the same draft, before the first publisher's."""
+        if method == "POST" and path.endswith("/releases") and not first:
+            first.append(True)
+            upload = f"{hub.url}/uploads/repos/owner/wheels/releases/1/assets{{?name,label}}"
+            hub.releases[1] = {
+                "id": 1, "tag_name": "v1", "draft": True, "files": {}, "upload_url": upload, "assets": [],
+            }  # fmt: skip
+
+    hub.before_answer = another
+    with pytest.raises(LostRaceError):
+        send(world, hub, "v1")
+    assert list(hub.releases) == [1], "its own draft is gone"
+    assert hub.published() == {}
+    send(world, hub, "v1")
+    assert len(hub.published()) == 2
+
+
+def test_two_that_send_the_same_asset_at_once(world: ChannelWorld, hub: Forge) -> None:
+    world.promote(V1, "stable")
+    hub.faults = ["cut"]
+    with pytest.raises(UploadError):
+        send(world, hub)
+    sent: list[str] = []
+
+    def another(method: str, path: str) -> None:
+        if method == "POST" and path.endswith("/assets") and not sent:
+            sent.append(path)
+            name = next(world.published.rglob("*.whl")).name
+            hub.releases[1]["files"]["9"] = {"name": name, "state": "starter", "size": 0}
+
+    hub.before_answer = another
+    with pytest.raises(LostRaceError, match="has it already"):
+        send(world, hub)
+    assert hub.published() == {}
+    send(world, hub)
+    assert len(hub.published()) == 2
+
+
+def test_a_token_that_may_not_is_named_and_never_shown(world: ChannelWorld, hub: Forge) -> None:
+    world.promote(V1, "stable")
+    hub.token = "another"  # noqa: S105
+    client = subject.Forge("owner/wheels", f"{hub.url}/api", hub.url, TOKEN, SETTINGS)
+    plan = subject.plan_release(world.published, "v1", client, (), world.folder)
+    with pytest.raises(UploadError) as raised:
+        client.send("v1", "main", plan.assets)
+    assert "may write contents" in raised.value.next_step
+    assert TOKEN not in str(raised.value) + raised.value.because
+    assert kinds(hub) == {"GET"}
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["file:///etc/passwd", "ftp://h/x.whl", "https://h/x.whl --index-url https://evil", "https://u:p@h/x", 5],
+)
+def test_an_address_of_another_kind_is_refused(world: ChannelWorld, hub: Forge, url: object) -> None:
+    world.promote_file(world.wheel(V1), "stable", requires="")
+    send(world, hub)
+    (record,) = world.published.glob("wheels/*/*/*.whl.json")
+    record.write_text(json.dumps({"url": url}))
+    with pytest.raises(SignatureError, match="was not found"):
+        world.verify("stable", mirror=mirror(hub), wheels="newest")
+
+
+def test_an_asset_of_other_bytes_is_found(world: ChannelWorld, hub: Forge) -> None:
+    world.promote(V1, "stable")
+    send(world, hub)
+    asset = next(key for key, one in hub.releases[1]["files"].items() if one["name"].endswith(".whl"))
+    path = hub.folder / asset
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(TamperedError, match="was changed"):
+        world.verify("stable", mirror=mirror(hub), wheels="newest")
+
+
+def test_the_dry_run_sends_and_changes_nothing(world: ChannelWorld, hub: Forge, monkeypatch) -> None:
+    world.promote(V1, "stable")
+    before = {path: path.stat().st_mtime_ns for path in world.published.rglob("*")}
+    monkeypatch.setenv("XDG_DATA_HOME", str(world.folder))
+    command = [
+        Path(sys.executable).with_name("sparkwright"),
+        "channel",
+        "release",
+        world.published,
+        "--tag",
+        "v1",
+        "--json",
+    ]
+    environment = {**os.environ, **hub.environment}
+    done = subprocess.run(
+        [*command, "--dry-run"], env=environment, check=True, capture_output=True, text=True
+    )
+    listed = json.loads(done.stdout)["files"]
+    wheel = next(world.published.rglob("*.whl"))
+    to = f"{hub.url}/owner/wheels/releases/download/v1/{wheel.name.replace('+', '%2B')}"
+    size, sha256 = wheel.stat().st_size, wheelkit.sha256(wheel)
+    assert {"name": wheel.name, "size": size, "sha256": sha256, "to": to} in listed
+    assert {one["name"] for one in listed if one["to"] == "pages"} >= {
+        "simple/index.html",
+        "simple/vllm/index.html",
+    }
+    assert {path: path.stat().st_mtime_ns for path in world.published.rglob("*")} == before
+    assert hub.asked == []
+    # Its healthy twin sends what was listed.
+    subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    assert set(hub.published()) == {one["name"] for one in listed if one["to"] != "pages"}
+
+
+# The script -------------------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[3]
+POLICIES = "format = 1\n[channel.candidate]\nrequires = ['audit']\nexpires-days = 30\n"
+
+
+class Publisher:
+    """A checkout with what a build left in dist/, and the key of the channel."""
+
+    def __init__(self, world: ChannelWorld, hub: Forge, name: str) -> None:
+        self.hub, self.folder, self.home = hub, world.folder / name, world.home_of("candidate")
+        shutil.copytree(ROOT / "ci", self.folder / "ci")
+        shutil.copytree(ROOT / "carries", self.folder / "carries")
+        shutil.copytree(ROOT / "patchsets", self.folder / "patchsets")
+        shutil.copy(ROOT / "upstream.lock", self.folder)
+        (self.folder / "patchsets/channels.toml").write_text(POLICIES)
+        (self.folder / "Makefile").write_text(".venv/.ready:\n")
+        (self.folder / ".venv").symlink_to(Path(sys.executable).parents[1])
+        (self.folder / ".gitignore").write_text("dist\n")
+        origin = world.folder / "origin.git"
+        self.git("init", "--quiet")
+        if not origin.exists():
+            self.git("init", "--quiet", "--bare", origin)
+        self.git("remote", "add", "origin", origin)
+        self.git("add", ".gitignore")
+        self.git("commit", "--quiet", "--message", "A checkout")
+        shutil.copytree(world.dist, self.folder / "dist")
+
+    def git(self, *words: str | Path, check: bool = True) -> str:
+        command = ["git", "-c", "user.name=a", "-c", "user.email=a@localhost", "-C", self.folder, *words]
+        return subprocess.run(command, check=check, capture_output=True, text=True).stdout.strip()
+
+    def build(self, version: str) -> None:
+        """Put an audited wheel into dist/."""
+        wheel = small_wheel(self.folder / "dist", version)
+        attach(wheel.parent, "audit", wheelkit.sha256(wheel), {"checks": {}, "unchecked": []})
+
+    @property
+    def key(self) -> str:
+        """The secret."""
+        stream = io.BytesIO()
+        with tarfile.open(fileobj=stream, mode="w:gz") as archive:
+            archive.add(self.home, self.home.name)
+        return base64.b64encode(stream.getvalue()).decode()
+
+    @property
+    def branch(self) -> str:
+        return self.git("ls-remote", "--heads", "origin", "published")
+
+    def run(self, tag: str, *more: str, key: bool = True) -> subprocess.CompletedProcess[str]:
+        environment = {**os.environ, **self.hub.environment, "CHANNEL_KEY": self.key if key else ""}
+        done = subprocess.run(
+            [self.folder / "ci/release-publish.sh", "candidate", tag, *more], env=environment, check=False,
+            capture_output=True, text=True,
+        )  # fmt: skip
+        assert self.key not in done.stdout + done.stderr
+        return done
+
+    def deploy(self, world: ChannelWorld) -> None:
+        """Serve the branch as the forge's pages."""
+        self.git("fetch", "--quiet", "origin", "published")
+        shutil.rmtree(world.published)
+        world.published.mkdir()
+        tree = subprocess.run(
+            ["git", "-C", self.folder, "archive", "FETCH_HEAD"], check=True, capture_output=True
+        ).stdout
+        with tarfile.open(fileobj=io.BytesIO(tree)) as archive:
+            archive.extractall(world.published, filter="data")
+
+
+@pytest.fixture
+def publisher(world: ChannelWorld, hub: Forge) -> Publisher:
+    world.wheel(V1)
+    load_publisher(world.home_of("candidate"))
+    return Publisher(world, hub, "checkout")
+
+
+def test_the_script_publishes_what_readers_verify_and_again_changes_nothing(
+    world: ChannelWorld, hub: Forge, publisher: Publisher
+) -> None:
+    dry = publisher.run("v1", "--dry-run")
+    assert dry.returncode == 0, dry.stderr
+    assert "channels/candidate/timestamp.json" in dry.stdout
+    assert (hub.asked, publisher.branch) == ([], "")
+    done = publisher.run("v1")
+    assert done.returncode == 0, done.stderr
+    publisher.deploy(world)
+    assert world.verify("candidate", mirror=mirror(hub), wheels="newest").wheels
+    branch, assets = publisher.branch, hub.published()
+    hub.asked.clear()
+    again = publisher.run("v2")
+    assert again.returncode == 0, again.stderr
+    assert (publisher.branch, hub.published(), hub.asked) == (branch, assets, [])
+
+
+def test_a_wheel_whose_audit_failed_is_not_sent(
+    world: ChannelWorld, hub: Forge, publisher: Publisher
+) -> None:
+    shutil.rmtree(publisher.folder / "dist/evidence")  # an audit that fails leaves no evidence
+    done = publisher.run("v1")
+    assert done.returncode == 50
+    assert "audit" in done.stderr
+    assert (hub.asked, publisher.branch) == ([], "")
+
+
+def test_bytes_that_changed_after_their_audit_are_not_sent(
+    world: ChannelWorld, hub: Forge, publisher: Publisher
+) -> None:
+    (path,) = (publisher.folder / "dist").glob("*.whl")
+    path.unlink()
+    small_wheel(path.parent, V1, record={"carries.json": {}})
+    done = publisher.run("v1")
+    assert done.returncode == 50
+    assert (hub.asked, publisher.branch) == ([], "")
+
+
+def test_without_the_channels_key_nothing_is_sent(hub: Forge, publisher: Publisher) -> None:
+    done = publisher.run("v1", key=False)
+    assert done.returncode == 10
+    assert "CHANNEL_KEY" in done.stderr
+    assert (hub.asked, publisher.branch) == ([], "")
+
+
+def test_an_interrupted_release_leaves_the_old_one_whole_and_is_finished_by_the_same_command(
+    world: ChannelWorld, hub: Forge, publisher: Publisher
+) -> None:
+    assert publisher.run("v1").returncode == 0
+    branch = publisher.branch
+    publisher.build(V2)
+    hub.faults = ["cut"]
+    assert publisher.run("v2").returncode == 20
+    assert publisher.branch == branch
+    publisher.deploy(world)
+    assert len(world.verify("candidate", mirror=mirror(hub)).state.files) == 1
+    assert publisher.run("v2").returncode == 0
+    publisher.deploy(world)
+    assert len(world.verify("candidate", mirror=mirror(hub)).state.files) == 2
+
+
+def test_of_two_releases_at_once_one_is_told_and_neither_is_lost(
+    world: ChannelWorld, hub: Forge, publisher: Publisher
+) -> None:
+    assert publisher.run("v1").returncode == 0
+    world.wheel(V2)
+    slow, fast = Publisher(world, hub, "slow"), Publisher(world, hub, "fast")
+    won: list[int] = []
+
+    def another(method: str, path: str) -> None:
+        """Let the other one publish while this one's release is being finished."""
+        if method == "PATCH" and not won:
+            won.append(0)
+            won[0] = fast.run("v2-fast").returncode
+
+    slow.build("1.2+spark.1")
+    hub.before_answer = another
+    lost = slow.run("v2-slow")
+    assert (won, lost.returncode) == ([0], 50), lost.stderr
+    assert "another publisher was faster" in lost.stderr
+    slow.deploy(world)
+    assert len(world.verify("candidate", mirror=mirror(hub)).state.files) == 2
