@@ -73,7 +73,6 @@ _TOGETHER = (
     "test_flashinfer_upstream.py",
     "test_inspection_upstream.py",
     "test_installer.py",
-    "test_native_cross.py",
     "test_native_real.py",
     "test_nightly_real.py",
     "test_preflight_real.py",

@@ -144,19 +144,6 @@ def test_what_names_no_build_spec_is_refused(patched: World, spec: str) -> None:
     assert spec in ran.json["error"]["what"]
 
 
-def test_nothing_between_the_ends_is_refused(patched: World) -> None:
-    ran = patched.call("bisect", "HEAD", ".", "--judge", "merge", "--json")
-    assert ran.status == BisectionError.exit_code
-    ran = patched.call("bisect", "HEAD~1", ".", "--judge=merge", "--axis=kernels", "--json")
-    assert ran.status == BisectionError.exit_code
-    assert "carries" in ran.json["error"]["because"]
-
-
-def test_swapped_ends_are_refused(patched: World) -> None:
-    ran = patched.call("bisect", "HEAD", "HEAD~1", "--judge", judge(patched), "--deterministic", "--json")
-    assert ran.status == BisectionError.exit_code
-
-
 def test_the_fix_is_found_with_the_bad_end_first(patched: World) -> None:
     patched.list_carries([name for name in patched.listed() if name not in {"doubled", "word-1"}])
     ran = patched.good(
@@ -175,21 +162,6 @@ def test_a_probe_judges_and_its_imports_are_suspected_first(patched: World) -> N
     probe.write_text(PROBE + "# another text\n")
     again = patched.good("bisect", "HEAD~1", "HEAD", "--judge", f"probe {probe}", "--json")
     assert again.json["id"] != ran.json["id"], "another text of the probe is another search"
-
-
-def test_failures_are_told_apart_unless_any_counts(world: World) -> None:
-    """The probe fails with one message from 1.4.0 on, and with another from 1.6.0 on."""
-    for number in range(3, 9):
-        limit = 10 if number < 4 else 11 if number < 6 else 12
-        text = CLAMP.replace("LIMIT = 10", f"LIMIT = {limit}")
-        world.offer(make_tiny(f"1.{number}.0", changes=(("vllm/clamp.py", text),)))
-    probe = world.folder / "probe.py"
-    probe.write_text(LIMIT_PROBE)
-    words = ("bisect", "spark@1.2.0", "spark@1.8.0", "--judge", f"probe {probe}", "--json")
-    ran = world.call(*words)
-    assert ran.status == BisectionError.exit_code
-    assert ran.json["changes"] == ["1.4.0", "1.5.0", "1.6.0"]
-    assert culprits(world.good(*words, "--any-failure")) == ["1.4.0"]
 
 
 @pytest.mark.parametrize("end", ["good", "bad"])

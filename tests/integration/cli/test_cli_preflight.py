@@ -72,13 +72,6 @@ def test_a_refusal_is_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "has no tokenizer" in shown.err
 
 
-def test_the_other_of_two_machines_is_not_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = write(tmp_path)
-    recipe.write_text(recipe.read_text().replace("[flags]", "nodes = 2\n\n[flags]\ntensor-parallel-size = 2"))
-    main(["doctor", str(recipe), "--json"])
-    assert "peer" in {one["check"] for one in json.loads(capsys.readouterr().out)["findings"]}
-
-
 def test_a_use_of_a_recipe(tmp_path: Path) -> None:
     recipe = write(tmp_path)
     use = '[uses.many]\ntitle = "many"\nflags = { max-model-len = 1048576 }\n'
@@ -129,18 +122,6 @@ def remote(tmp_path: Path) -> Path:
     text = RECIPE.format(model="org/small", utilization=0.1, space="0.1")
     path.write_text(text.replace('HF_HUB_OFFLINE = "1"\n', ""))
     return path
-
-
-def test_a_model_on_the_hub_has_its_memory_and_its_download(
-    hub: HubServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["doctor", str(remote(tmp_path)), "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [one["check"] for one in told["findings"]] == ["model-fetched"]
-    assert "KiB in 4 files" in told["findings"][0]["because"]
-    weights = next(row for row in told["memory"] if row["part"] == "weights")
-    assert weights["gib"] == pytest.approx(2 * 512 * 64 * 2 / (1 << 30))
-    assert not (tmp_path / "empty").exists()
 
 
 def test_serve_refuses_a_model_that_it_may_not_fetch_before_it_installs_anything(

@@ -283,10 +283,3 @@ class TestProveOnto:
         }  # fmt: skip
         steps = varied.good("wheel", "--plan", "--series", "1.3", "--json").json["steps"]
         assert {step["name"]: step["evidence"] for step in steps}["prove dated"] == "proved"
-
-    def test_a_carry_without_a_probe_is_no_proof(self, varied: World) -> None:
-        folder = varied.carry("bare", {"vllm/bare.py": "BARE = 1\n"}, listed=False)
-        write_patchset(varied, "1.2", ["bare"])
-        ran = varied.call("carry", "prove", "--onto", "1.3.0")
-        assert (ran.status, "bare" in ran.err) == (UnprovedError.exit_code, True)
-        assert not (folder / "proofs").exists()

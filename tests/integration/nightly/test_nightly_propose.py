@@ -13,13 +13,11 @@ from kit import make_tree
 from tiny_release import CLAMP, make_tiny
 from world import World, make_world
 
-from sparkwright.base.errors import ConfigError, NeedsPersonError, ProcessError
+from sparkwright.base.errors import ConfigError, NeedsPersonError
 from sparkwright.carries.model import load_carries
 from sparkwright.git.clone import open_clone
 from sparkwright.git.repository import open_repository
 from sparkwright.lock.model import read_lock
-from sparkwright.merge.engine import MergeRequest, merge_patchset
-from sparkwright.merge.report import OutcomeKind
 from sparkwright.nightly.model import Judgement
 from sparkwright.nightly.propose import BASE_TRAILER, Proposal, Proposer
 
@@ -155,29 +153,6 @@ def test_a_commit_is_held_back_by_a_carry_that_is_not_good_there(project, judgem
     assert isinstance(told, str)
     assert "clamp" in told
     assert project.git("branch", "--list", "sparkwright/*") == ""
-
-
-def test_the_branch_merges_by_itself_to_the_same_tree(project, tmp_path):
-    carries = project.proposer.carries
-    tree = project.trees["1.3.0"]
-
-    def merge(ready, find_base):
-        return merge_patchset(
-            project.repository,
-            MergeRequest(pristine=tree, version="1.3.0", carries=ready, find_base=find_base, offline=True),
-        )
-
-    expected = merge(carries, project.proposer.find_base)
-    proposal = project.propose()
-    project.git("worktree", "add", "--quiet", "--detach", str(tmp_path / "reviewed"), proposal.head)
-    reviewed = load_carries(tmp_path / "reviewed" / "carries")
-    assert reviewed["clamp"].revision_for("1.3.0").release == "1.3.0"
-    merged = merge([reviewed["clamp"], reviewed["align"]], lambda revision: project.trees[revision.release])
-    assert merged.tree == expected.tree
-    assert {outcome.kind for outcome in merged.outcomes} == {OutcomeKind.APPLIED}
-    assert read_lock(tmp_path / "reviewed" / "upstream.lock") == NEXT.lock
-    # The comment of the old lock is kept.
-    assert project.file("upstream.lock").startswith("# The pin.")
 
 
 def test_the_same_night_gives_the_same_commits_and_moves_nothing(project):
@@ -342,9 +317,3 @@ def test_a_push_leaves_a_persons_work_on_the_remote(project, tmp_path):
     with pytest.raises(NeedsPersonError, match=BRANCH):
         project.proposer.clone.push(BRANCH, "origin", key=BASE_TRAILER)
     assert remote_tip(project) == persons
-
-
-def test_a_remote_that_is_not_there_is_an_error(project):
-    project.propose()
-    with pytest.raises(ProcessError):
-        project.proposer.clone.push(BRANCH, "nowhere", key=BASE_TRAILER)

@@ -1,12 +1,10 @@
 """Starting programs: no shell, clear failures, and nothing left behind."""
 
 import os
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from kit import Recorder
 from world import ended, wait_until
@@ -169,18 +167,6 @@ def test_a_family_left_behind_by_a_program_that_ends_is_killed(tmp_path: Path) -
     script = FAMILY.format(grandchild="pass", then="os._exit(0)")
     assert limited(tmp_path, script, ROOMY).status == 0
     assert_gone(tmp_path)
-
-
-def test_a_process_that_vanishes_while_it_is_measured_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparkwright.base.process.session import _resident_mib
-
-    child = subprocess.Popen(["sleep", "60"])
-    vanished = psutil.Process(child.pid)
-    child.kill()
-    child.wait()
-    monkeypatch.setattr(psutil.Process, "children", lambda _self, recursive: [vanished])
-    assert _resident_mib(os.getpid()) > 0
-    assert _resident_mib(child.pid) == 0
 
 
 def test_a_limited_program_reads_nothing_and_has_a_group_of_its_own(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 from kit import Scene, UpstreamRepository, make_tree, read_tree, write_carry, write_diff
 
-from sparkwright.base.errors import FetchError, NotInStoreError, PatchError, StorageError
+from sparkwright.base.errors import NotInStoreError, StorageError
 from sparkwright.carries.model import load_carry
 from sparkwright.git.remotes import fetch
 from sparkwright.git.trees import FileEntry
@@ -308,18 +308,6 @@ def test_a_moved_head_is_refused_though_its_objects_are_here(pulled: Pulled) -> 
     assert pulled.outcome().kind is OutcomeKind.APPLIED
     pulled.upstream.pull(7, pulled.base, [{CODE: NEW}])
     assert pulled.outcome().kind is OutcomeKind.REFUSED
-
-
-def test_the_check_itself_tells_moved_from_gone(pulled: Pulled) -> None:
-    pull = pulled.scene.carries[0].spec.pull
-    assert pull is not None
-    refuse_moved_head(pulled.scene.repository, pull)
-    pulled.upstream.pull(7, pulled.base, [{CODE: NEW}])
-    with pytest.raises(PatchError):
-        refuse_moved_head(pulled.scene.repository, pull)
-    pulled.upstream.git("update-ref", "-d", "refs/pull/7/head")
-    with pytest.raises(FetchError, match="no pull request 7"):
-        refuse_moved_head(pulled.scene.repository, pull)
 
 
 def test_offline_without_the_objects_is_refused(pulled: Pulled) -> None:

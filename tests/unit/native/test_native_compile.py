@@ -341,27 +341,6 @@ def test_under_great_pressure_the_youngest_is_stopped_and_done_again(driver, tmp
     assert "young was stopped and will be done again" in warning
 
 
-def test_after_a_stop_more_run_again_as_units_end_well(driver, tmp_path, heard):
-    """At its second start `young` ends only if `x` runs beside it."""
-    begun, calm, young, x = (tmp_path / name for name in ("begun", "calm", "young", "x"))
-
-    def machine() -> MachineSnapshot:
-        if heard.warnings:
-            calm.touch()
-        pressed = begun.exists() and not heard.warnings
-        return replace(ROOMY, pressure=CRITICAL if pressed else Pressure())
-
-    second = f"open({str(young)!r}, 'w')\n" + until(x, WRITE)
-    report = driver(
-        driver.job("old", until(calm, WRITE), seconds=9),
-        driver.job("young", once(begun, until(tmp_path / "never")).replace(WRITE, second), seconds=5),
-        driver.job("x", f"open({str(x)!r}, 'w')\n" + until(young, WRITE)),
-        machine=machine,
-    )
-    assert report.stopped == ("young",)
-    assert driver.names[0] == "old"
-
-
 @pytest.mark.parametrize(("settle_s", "stopped"), [(1000, 1), (0, 2)], ids=["not yet", "again"])
 def test_one_stop_is_given_time_to_help(driver, tmp_path, heard, settle_s, stopped):
     """Three run under unending pressure; even then one goes on."""

@@ -244,26 +244,6 @@ def test_a_compiler_that_will_not_do(machine, banner, machine_name, why):
     assert find_compiler(NATIVE).cxx.name == "g++-14"
 
 
-@pytest.mark.parametrize(
-    ("oldest", "taken"),
-    [("", "g++-13"), ("11", "g++-13"), ("13.2", "g++-13"), ("13.3", "g++-14"), ("14", "g++-14")],
-)
-def test_a_release_may_refuse_older_compilers(machine, oldest, taken):
-    (machine.folder / "g++").rename(machine.folder / "g++-13")
-    (machine.folder / "gcc").rename(machine.folder / "gcc-13")
-    machine.add("g++-14", banner="(Tiny) 14.2.0")
-    (machine.folder / "g++-14").rename(machine.folder / "away")
-    if taken == "g++-13":
-        assert find_compiler(NATIVE, oldest).cxx.name == taken
-        return
-    with pytest.raises(ToolError) as caught:
-        find_compiler(NATIVE, oldest)
-    assert f"has 13.2.0, and {oldest} is the oldest supported" in caught.value.because
-    assert f"apt install g++-{oldest[:2]}'" in caught.value.next_step
-    (machine.folder / "away").rename(machine.folder / "g++-14")
-    assert find_compiler(NATIVE, oldest).cxx.name == taken
-
-
 def test_a_real_compiler_finds_its_own_headers():
     if shutil.which("g++") is None or shutil.which("gcc") is None:
         pytest.skip("there is no g++")

@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 from sparkwright.base.text import code_span
 from sparkwright.git.repository import Repository
 from sparkwright.nightly.judging import runners
-from sparkwright.nightly.model import Judgement, NightCheck, Standing, standing_of
+from sparkwright.nightly.model import Judgement, Standing, standing_of
 from sparkwright.nightly.propose import HeldBack, Proposal, ProposedCommit, commit_address, render_markdown
 
 UPSTREAM = "https://github.com/vllm-project/vllm.git"
@@ -61,15 +61,6 @@ def test_what_is_said_of_an_eventful_night():
     ):  # fmt: skip
         assert said in text, said
     assert f'href="https://github.com/vllm-project/vllm/commit/{"8a" * 20}"' in rendered
-
-
-def test_flaky_tests_of_upstream_are_named_where_there_are_any():
-    name = "tests/v1/core/test_cache.py::test_state"
-    for flaky in ((name,), ()):
-        tests = NightCheck(status="passed", passed=48, flaky=flaky)
-        one = night_kit.night(night_kit.found(tests=tests))
-        told, _ = markdown(one)
-        assert (f"flaky: {name}" in told.replace("`", ""), "flaky" in told) == (bool(flaky), bool(flaky))
 
 
 def test_hostile_text_stays_text_in_markdown():
@@ -130,7 +121,6 @@ def test_only_a_whole_commit_at_an_https_address_becomes_a_link(upstream, commit
 
 
 CHOICE = "vllm/config/vllm.py"
-BY_MODEL = "def use_v2_model_runner():\n    return DEFAULT_V2_MODEL_RUNNER_ARCHITECTURES\n"
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,9 @@ from prune_kit import (
     world_with_spare,
 )
 
-from sparkwright.base.errors import LostRaceError, SignatureError, TamperedError
+from sparkwright.base.errors import SignatureError, TamperedError
 from sparkwright.publish import target as targets
 from sparkwright.publish.channel import ChannelAction, ChannelState, ListedWheel, metadata_path
-from sparkwright.publish.prune import unit_of
 from sparkwright.publish.target import FolderTarget
 
 DAYS = 24
@@ -101,18 +100,6 @@ def test_a_channel_without_limit_or_without_policy_is_kept_for_ever(world: Chann
     for channel in ("stable", "of-ours"):
         verify(world, channel)
         assert len(world.publisher().history(world.publisher().require(channel).state)) == 3
-
-
-def test_a_prune_with_nothing_to_do_writes_nothing(world: ChannelWorld) -> None:
-    world.promote("0.24.1")
-    files = {path: path.stat().st_mtime_ns for path in world.published.rglob("*") if path.is_file()}
-    pruner(world, hours=HOURS).prune()
-    files.pop(world.published / targets.LEASE)
-    assert files == {path: path.stat().st_mtime_ns for path in files}
-    empty = world.folder / "empty"
-    empty.mkdir()
-    assert pruner(world, FolderTarget(empty), hours=HOURS).prune().kept == 0
-    assert list(empty.iterdir()) == []
 
 
 def test_nothing_is_removed_within_the_grace(world: ChannelWorld) -> None:
@@ -284,33 +271,6 @@ def test_a_protocol_with_a_part_missing_is_found_out(
 
     with pytest.raises((AssertionError, TamperedError)):
         prune_wholly_at_each_step()
-
-
-def test_a_pruner_that_is_held_up_removes_nothing_more(
-    world: ChannelWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = FolderTarget(world.published)
-    world_with_spare(world, target)
-    real, clock, removed = FolderTarget.remove, targets.clock, []
-
-    def slow(self: FolderTarget, path: str) -> None:
-        """Be stopped until the lease is another one's."""
-        real(self, path)
-        if not removed:
-            found = target.read(targets.LEASE)
-            target.replace(targets.LEASE, b"elsewhere:1:ab", expected=found.tag)
-            monkeypatch.setattr(targets, "clock", lambda: clock() + targets.LEASE_LASTS_S)
-        removed.append(unit_of(path))
-
-    monkeypatch.setattr(FolderTarget, "remove", slow)
-    with pytest.raises(LostRaceError):
-        pruner(world, hours=HOURS).prune()
-    monkeypatch.undo()
-    assert len(set(removed)) == 1
-    (world.published / targets.LEASE).write_bytes(b"")
-    pruner(world, hours=HOURS + 1).prune()
-    assert SPARE not in versions_at(world)
-    verify(world)
 
 
 def test_a_pruner_that_is_killed_anywhere_leaves_the_rest_to_the_next(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from channel_kit import POLICY, ChannelWorld, now
+from channel_kit import ChannelWorld
 from tuf.api.metadata import Metadata
 
 from sparkwright.base.digests import sha256_bytes
@@ -85,34 +85,6 @@ def test_a_damaged_root_is_not_pinned(world: ChannelWorld) -> None:
         path.write_bytes(data)
         with pytest.raises(SignatureError, match=says):
             world.reader.pin(FolderTarget(world.published), "nightly", sha256_bytes(data))
-
-
-def test_who_pins_the_newest_root_after_a_revocation_does_not_follow_the_thief(
-    world: ChannelWorld, tmp_path: Path
-) -> None:
-    stolen = ChannelWorld(tmp_path / "stolen")
-    shutil.copytree(world.folder, stolen.folder)
-    rotate_key(stolen.home, revoke="the thief revokes the owner")
-    stolen.promote("6.6.6", publisher=stolen.publisher(adopt=True))
-    rotate_key(world.home, revoke="stolen")
-    world.publisher().renew("nightly", POLICY, now())
-    newest, first = world.digest(), sha256_bytes((world.home / "1.root.json").read_bytes())
-    healthy = tmp_path / "healthy"
-    shutil.copytree(world.published, healthy)
-    world.serve(stolen.published)
-    with pytest.raises(UntrustedKeyError, match="no version of the root there has SHA-256"):
-        world.pin()
-    world.reader.pin(FolderTarget(world.published), "nightly", first)
-    assert "6.6.6" in {file.version for file in world.verify().state.files}, "the first root trusts the thief"
-    # A pin replaces what was seen of the thief.
-    world.serve(healthy)
-    with pytest.raises(UntrustedKeyError):
-        world.verify()
-    world.reader.pin(FolderTarget(world.published), "nightly", newest)
-    assert world.verify().root.version == 2
-    world.serve(stolen.published)
-    with pytest.raises(UntrustedKeyError):
-        world.verify()
 
 
 # At its address ------------------------------------------------------------------------------------

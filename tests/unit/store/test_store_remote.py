@@ -273,17 +273,6 @@ def test_one_failure_is_tried_again(machine, server: HostileStore) -> None:
     assert machine("b").find_file(DIGEST) is not None
 
 
-def test_a_dead_server_costs_little(machine, server: HostileStore, heard: Recorder) -> None:
-    store = machine("a", url="http://127.0.0.1:9")
-    began = time.monotonic()
-    for number in range(9):
-        store.put_record("proof", digest_of(number), {})
-        assert store.find_file(sha256_bytes(bytes([number]))) is None
-    assert time.monotonic() - began < 5
-    assert "cannot be reached" in done(store).stopped
-    assert len(warnings(heard)) == 2, "one for reading, one for writing"
-
-
 def test_a_wrong_object_is_written_anew_by_who_made_the_right_one(machine, server: HostileStore) -> None:
     filled(machine("a"))
     server.objects[f"cas/{DIGEST}"] = b"damaged"

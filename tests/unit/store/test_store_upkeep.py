@@ -348,18 +348,6 @@ def test_what_is_used_after_the_look_stays(store: Store) -> None:
     assert prune(store, entries, PruneLimits(days=8)).removed == ()
 
 
-def test_a_log_that_a_run_writes_to_stays(store: Store, tmp_path: Path) -> None:
-    """Also its own: how old it is, only its last line tells."""
-    mine, old = tmp_path / "mine", tmp_path / "old"
-    old.touch()
-    aged(old, 0.5)
-    with store.running() as run:
-        mine.touch()
-        logs = [tmp_path / "mine", tmp_path / "old"]
-        assert paths(pruned(store, 0, logs=logs, run=run).removed) == {old}
-    assert mine.exists()
-
-
 def test_a_file_that_goes_before_it_is_used_is_one_clear_error(store: Store, tmp_path: Path) -> None:
     path = put(store, b"data")
     path.unlink()
