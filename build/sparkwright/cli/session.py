@@ -25,11 +25,10 @@ from sparkwright.git.soundness import inode, mended, unsoundness
 from sparkwright.pipeline.checkout import Checkout, keeping_series, open_checkout, require_clone, with_series
 from sparkwright.pipeline.job import Job, make_job
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, BuildOptions, CompileOptions, TargetOptions
-from sparkwright.store.disk import storing
+from sparkwright.store.disk import ActiveRun, storing
 from sparkwright.store.paths import Store, open_store
 from sparkwright.store.remote.tier import RemoteReport, open_tier
 from sparkwright.store.upkeep import prune_logs
-from sparkwright.store.usage import ActiveRun
 from sparkwright.upstream.network import read_settings
 from sparkwright.upstream.releases import Access
 from sparkwright.upstream.source import UpstreamSource, open_source

@@ -21,9 +21,8 @@ from sparkwright.base.errors import (
 )
 from sparkwright.base.events import emit, warn
 from sparkwright.git.repository import Repository
-from sparkwright.store.disk import hold, storing
+from sparkwright.store.disk import ActiveRun, hold, no_new_runs, oldest_run, storing
 from sparkwright.store.paths import Store
-from sparkwright.store.usage import ActiveRun, no_new_runs, oldest_run
 
 _ANY = tuple(range(256))
 # The errors that damaged objects can cause.

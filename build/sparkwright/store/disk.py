@@ -1,4 +1,4 @@
-"""Files and folders on disk: whole or not there, removed with care, and locked between processes."""
+"""Files and folders on disk: whole or not there, removed with care, locked between processes, and in use."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import errno
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from sparkwright.base.errors import BusyError, StorageError
@@ -39,10 +41,7 @@ def remove_tree(folder: Path) -> None:
             shutil.rmtree(folder)  # says why it cannot be removed
 
 
-# Temporary files and folders -------------------------------------------------------------------------
-
-
-_LOCK = ".lock"
+# Temporary files and folders: each is locked by the run that made it -----------------------------------
 
 
 @contextlib.contextmanager
@@ -56,13 +55,13 @@ def owned_file(folder: Path, prefix: str) -> Iterator[tuple[int, Path]]:
     """
     while True:
         handle, name = tempfile.mkstemp(prefix=prefix, dir=folder)
-        if _take(handle):
+        if _take(handle, path := Path(name)):
             break
         os.close(handle)
     try:
-        yield handle, Path(name)
+        yield handle, path
     finally:
-        Path(name).unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         os.close(handle)
 
 
@@ -74,17 +73,13 @@ def owned_folder(parent: Path) -> Iterator[Path]:
     """
     while True:
         folder = Path(tempfile.mkdtemp(prefix=f"{os.getpid()}-", dir=parent))
-        handle = _open_lock(folder)
-        if handle is None:
-            continue  # another sweep was faster
-        if _take(handle):
-            break
-        os.close(handle)
-    try:
-        yield folder
-    finally:
-        _remove_folder(folder)
-        os.close(handle)
+        with _opened(folder) as handle:
+            if handle is not None and _take(handle, folder):
+                try:
+                    yield folder
+                finally:
+                    remove_tree(folder)
+                return
 
 
 @contextlib.contextmanager
@@ -99,39 +94,29 @@ def shared(path: Path) -> Iterator[None]:
 
 
 def is_owned(path: Path) -> bool:
-    """Tell if the file at *path*, made by `owned_file`, belongs to a process that is alive."""
+    """Tell if what is at *path* belongs to a process that is alive."""
     with _opened(path) as handle:
         return handle is not None and not _lock(handle)
 
 
-def sweep_file(path: Path) -> None:
-    """Remove what `owned_file` or `shared` left at *path*, if its owner is dead."""
-    with _opened(path) as handle:
+def sweep(path: Path) -> None:
+    """Remove what is at *path*, a file or a folder, if its owner is dead or it has none."""
+    with contextlib.suppress(PermissionError), _opened(path) as handle:  # another user's, who sweeps it
         if handle is None or _lock(handle):
-            path.unlink(missing_ok=True)
+            remove_tree(path)
 
 
-def sweep_folder(folder: Path) -> None:
-    """Remove what `owned_folder` left at *folder*, or whatever else has no owner there."""
-    if folder.is_symlink() or not folder.is_dir():
-        sweep_file(folder)
-        return
-    try:
-        handle = _open_lock(folder)
-    except PermissionError:
-        return  # another user's, who sweeps it
-    if handle is None:
-        return
-    try:
-        if _lock(handle):
-            _remove_folder(folder)
-    finally:
-        os.close(handle)
+def sweep_beside(path: Path) -> None:
+    """Remove what runs that were killed while they wrote *path* left beside it."""
+    prefix = f".{path.name}."
+    for name in os.listdir(path.parent):  # noqa: PTH208 - names are all that is wanted
+        if name.startswith(prefix):
+            sweep(path.with_name(name))
 
 
-def _take(handle: int) -> bool:
-    """Lock a file that was just made; whether it is still there, for a sweep may have come between."""
-    return _lock(handle) and os.fstat(handle).st_nlink > 0
+def _take(handle: int, path: Path) -> bool:
+    """Lock what was just made at *path*; whether it is still there, for a sweep may have come between."""
+    return _lock(handle) and path.exists()
 
 
 def _lock(handle: int, kind: int = fcntl.LOCK_EX) -> bool:
@@ -144,7 +129,7 @@ def _lock(handle: int, kind: int = fcntl.LOCK_EX) -> bool:
 
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int | None]:
-    """Give a descriptor of the file at *path*, or `None` where it is gone or no file that has an owner."""
+    """Give a descriptor of the file or folder at *path*; `None` where it is gone, or can have no owner."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
@@ -156,30 +141,6 @@ def _opened(path: Path) -> Iterator[int | None]:
     finally:
         if handle is not None:
             os.close(handle)
-
-
-def _open_lock(folder: Path) -> int | None:
-    """Return a descriptor of the folder's lock file, made when missing; `None` where the folder is gone."""
-    try:
-        return os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except FileNotFoundError:
-        return None
-
-
-def _remove_folder(folder: Path) -> None:
-    """Remove *folder*, whose lock we hold, and its lock last of all."""
-    with contextlib.suppress(FileNotFoundError):
-        folder.chmod(0o700)
-        for path in folder.iterdir():
-            if path.name != _LOCK:
-                remove_tree(path)
-        (folder / _LOCK).unlink(missing_ok=True)
-        try:
-            folder.rmdir()
-        except OSError as error:
-            # Another sweep made a new lock file in this moment: it holds that one.
-            if error.errno != errno.ENOTEMPTY:
-                raise
 
 
 # Whole files -----------------------------------------------------------------------------------------
@@ -236,14 +197,6 @@ def write_atomically(path: Path, data: bytes) -> None:
         stream.write(data)
 
 
-def sweep_beside(path: Path) -> None:
-    """Remove what runs that were killed while they wrote *path* left beside it."""
-    prefix = f".{path.name}."
-    for name in os.listdir(path.parent):  # noqa: PTH208 - names are all that is wanted
-        if name.startswith(prefix):
-            sweep_file(path.with_name(name))
-
-
 # Locks -----------------------------------------------------------------------------------------------
 
 
@@ -279,3 +232,87 @@ def hold(path: Path, what: str, *, patience_s: float = _PATIENCE_S, shared: bool
         yield
     finally:
         os.close(handle)
+
+
+# The time of last use of things in the store, and the runs that use them -----------------------------
+
+
+# A use is noted in the times of the thing itself: a file's or record's time of access (its time of change is
+# left alone, it tells copies from originals), a folder's time of change (listing a folder may alter its time
+# of access). It is noted once an hour at most, so a hit costs one ``stat``.
+NOTED_EVERY_S = 3600.0
+
+
+def last_used(state: os.stat_result) -> float:
+    """Return when the file or folder of that *state* was last used, in seconds since the epoch."""
+    if stat.S_ISDIR(state.st_mode):
+        return state.st_mtime
+    return max(state.st_atime, state.st_mtime)
+
+
+def note_use(path: Path, state: os.stat_result | None = None) -> None:
+    """Note that *path* is used now; where that cannot be written, nothing happens."""
+    with contextlib.suppress(OSError):
+        state = state or path.stat()
+        now = time.time_ns()
+        if now - int(last_used(state) * 1e9) < NOTED_EVERY_S * 1e9:
+            return
+        os.utime(path, ns=(now, now if stat.S_ISDIR(state.st_mode) else state.st_mtime_ns))
+
+
+@dataclass(frozen=True)
+class ActiveRun:
+    """A run under way, visible to others.
+
+    Attributes:
+        path: a file that is locked while it lasts.
+        started: when it began, in seconds since the epoch.
+    """
+
+    path: Path
+    started: float
+
+
+@contextlib.contextmanager
+def running(folder: Path) -> Iterator[ActiveRun]:
+    """Be seen in *folder* as a run for the length of the block."""
+    with contextlib.ExitStack() as stack:
+        with storing(f"using the store {folder.parent}"), _locked(folder, shared=True):
+            _, path = stack.enter_context(owned_file(folder, f"{os.getpid()}-"))
+        yield ActiveRun(path, path.stat().st_mtime)
+
+
+def claim(folder: Path, runs: Path) -> bool:
+    """Note that *folder* is used now; return if it is there, and then no other run prunes it any more.
+
+    Waits while another run removes things: nothing can be claimed between its look at their times and the
+    removal. Without the folder *runs* there is no run, and so none that prunes.
+    """
+    with _locked(runs, shared=True) if runs.is_dir() else contextlib.nullcontext():
+        note_use(folder)
+        return folder.is_dir()
+
+
+def no_new_runs(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Let no run begin in *folder* for the length of the block; those under way go on."""
+    return _locked(folder, shared=False)
+
+
+def _locked(folder: Path, *, shared: bool) -> contextlib.AbstractContextManager[None]:
+    """Hold a lock on *folder* itself, so that one who only looks leaves no file behind."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return hold(folder, "the store for a prune", shared=shared)
+
+
+def oldest_run(folder: Path, *, but: ActiveRun | None = None) -> float | None:
+    """Return when the oldest run seen in *folder*, other than *but*, began; `None` where there is none."""
+    started = []
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if but is not None and path == but.path:
+            continue
+        with contextlib.suppress(FileNotFoundError):
+            if is_owned(path):
+                started.append(path.stat().st_mtime)
+            else:
+                sweep(path)
+    return min(started, default=None)

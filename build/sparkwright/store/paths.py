@@ -18,18 +18,21 @@ from sparkwright.base.digests import copy_hashed, sha256_file
 from sparkwright.base.errors import DigestError, LostFileError, StorageError
 from sparkwright.base.events import emit
 from sparkwright.store.disk import (
+    ActiveRun,
+    claim,
     hold,
+    note_use,
     owned_file,
     owned_folder,
     remove_tree,
+    running,
     shared,
     storing,
+    sweep,
     sweep_beside,
-    sweep_folder,
     write_atomically,
 )
 from sparkwright.store.remote.tier import RemoteTier
-from sparkwright.store.usage import ActiveRun, claim, note_use, running
 
 T = TypeVar("T")
 
@@ -358,7 +361,7 @@ class Store:
     def sweep(self) -> None:
         """Remove what belongs to processes that are dead."""
         for folder in self.scratch_root.iterdir():
-            sweep_folder(folder)
+            sweep(folder)
 
     def publish_folder(self, folder: Path, target: Path) -> Path:
         """Rename the finished *folder* to *target*; if another run was first, theirs stays."""

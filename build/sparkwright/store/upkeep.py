@@ -23,9 +23,16 @@ from typing import BinaryIO
 from sparkwright.base.digests import sha256_stream
 from sparkwright.base.errors import StorageError
 from sparkwright.base.events import emit, task
-from sparkwright.store.disk import remove_tree, storing
+from sparkwright.store.disk import (
+    NOTED_EVERY_S,
+    ActiveRun,
+    last_used,
+    no_new_runs,
+    oldest_run,
+    remove_tree,
+    storing,
+)
 from sparkwright.store.paths import Store
-from sparkwright.store.usage import NOTED_EVERY_S, ActiveRun, last_used, no_new_runs, oldest_run
 
 LOGS = "logs"
 """The kind of what is outside the store: event logs and tracebacks of the checkout."""

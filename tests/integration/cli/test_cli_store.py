@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 from world import World, wait_until
 
-from sparkwright.store.disk import remove_tree
+from sparkwright.store.disk import oldest_run, remove_tree
 from sparkwright.store.upkeep import survey
-from sparkwright.store.usage import oldest_run
 
 DAY = 86400.0
 

@@ -165,11 +165,13 @@ def test_the_sweep_removes_what_nobody_holds_whatever_its_name(tmp_path: Path) -
         (folder / "sub").mkdir(parents=True)
     stray.touch()
     link.symlink_to(tmp_path)
-    with store.scratch() as mine, (alive / ".lock").open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    held = os.open(alive, os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    with store.scratch() as mine:
         assert open_store(tmp_path / "home").home == store.home
         assert sorted(store.scratch_root.iterdir()) == sorted([mine, alive])
         assert (alive / "sub").is_dir()
+    os.close(held)
     open_store(tmp_path / "home")
     assert list(store.scratch_root.iterdir()) == []
     assert tmp_path.is_dir()
@@ -195,7 +197,7 @@ def test_a_sweep_between_making_and_locking_costs_only_another_try(store, monkey
         if len(swept) < 2:
             path = Path(f"/proc/self/fd/{handle}").readlink()
             swept.append(path)
-            remove_tree(path.parent if path.name == ".lock" else path)
+            remove_tree(path)
         lock(handle, operation)  # type: ignore[arg-type]
 
     monkeypatch.setattr(fcntl, "flock", sweep_first)

@@ -16,6 +16,7 @@ from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import LostFileError, StorageError
 from sparkwright.cli.output import events_kept
 from sparkwright.probe.environment import bytecode_folder
+from sparkwright.store.disk import NOTED_EVERY_S, last_used, note_use, oldest_run
 from sparkwright.store.paths import Store
 from sparkwright.store.upkeep import (
     Pruned,
@@ -27,7 +28,6 @@ from sparkwright.store.upkeep import (
     unsound,
     verify,
 )
-from sparkwright.store.usage import NOTED_EVERY_S, last_used, note_use, oldest_run
 
 DAY = 86400.0
 
