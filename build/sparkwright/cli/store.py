@@ -13,12 +13,11 @@ from sparkwright.base.text import human_size
 from sparkwright.cli.command import Group, Part, Result, Table
 from sparkwright.cli.session import Session, run_read_only
 from sparkwright.git.soundness import begin_again, unsoundness
-from sparkwright.store.remote.entries import require_key
+from sparkwright.store.remote.entries import public_of, require_key
 from sparkwright.store.remote.settings import key_file
 from sparkwright.store.remote.tier import open_tier
 from sparkwright.store.upkeep import (
     KindTotal,
-    PruneLimits,
     StoreFault,
     prune,
     remove_faults,
@@ -82,9 +81,9 @@ def prune_command(
     """
     if older_than is None and keep_size is None:
         raise click.UsageError("Give --older-than, --keep-size, or both.")
-    limits = PruneLimits(older_than, None if keep_size is None else int(keep_size * (1 << 30)))
+    size = None if keep_size is None else int(keep_size * (1 << 30))
     entries = survey(session.store, session.logs)
-    done = prune(session.store, entries, limits, run=session.run, dry=dry_run)
+    done = prune(session.store, entries, days=older_than, size=size, run=session.run, dry=dry_run)
     removed, in_use = totals(done.removed), totals(done.in_use)
     parts: list[Part] = ["nothing to remove"]
     if removed:
@@ -108,7 +107,7 @@ def status_command(session: Session) -> Result:
     kinds = totals(survey(session.store, session.logs))
     sizes = [*map(_row, kinds)]
     sizes.append(("all", str(sum(t.count for t in kinds)), human_size(sum(t.size for t in kinds)), ""))
-    key, failure, remote = require_key(key_file(os.environ)).public.text, None, None
+    key, failure, remote = public_of(require_key(key_file(os.environ))).text, None, None
     tier = open_tier(session.store_url)
     rows: list[tuple[str, object]] = [("remote", "none: --store URL, or store.toml, names one")]
     if tier is not None:

@@ -225,19 +225,6 @@ _DAY_S = 86400.0
 
 
 @dataclass(frozen=True)
-class PruneLimits:
-    """The limits of what may stay.
-
-    Attributes:
-        days: what was used within so many days; `None` for everything.
-        size: the most recently used things of so many bytes together; `None` for everything.
-    """
-
-    days: float | None = None
-    size: int | None = None
-
-
-@dataclass(frozen=True)
 class Pruned:
     """The result of `prune`, or of its rehearsal.
 
@@ -254,19 +241,20 @@ class Pruned:
 def prune(
     store: Store,
     entries: Sequence[StoreEntry],
-    limits: PruneLimits,
     *,
+    days: float | None = None,
+    size: int | None = None,
     run: ActiveRun | None = None,
     dry: bool = False,
 ) -> Pruned:
-    """Remove those of *entries* that are beyond *limits*, the least recently used first.
+    """Remove what was not used for so many *days*, and the least recently used beyond *size* bytes together.
 
-    Logs among *entries* count for `PruneLimits.days` only; *run* does this, and blocks nothing.
+    `None` is no limit. Logs among *entries* count for *days* only; *run* does this, and blocks nothing.
 
     Raises:
         StorageError: the disk cannot be written.
     """
-    chosen = _choose(entries, limits)
+    chosen = _choose(entries, days, size)
     with contextlib.ExitStack() as after, storing("pruning the store"):
         trash = None if dry else after.enter_context(store.scratch())
         with no_new_runs(store.runs):
@@ -287,11 +275,11 @@ def prune_logs(places: Iterable[Path], days: float) -> None:
                     path.unlink()
 
 
-def _choose(entries: Iterable[StoreEntry], limits: PruneLimits) -> list[StoreEntry]:
-    """Return what is beyond *limits*, the least recently used first."""
+def _choose(entries: Iterable[StoreEntry], days: float | None, size: int | None) -> list[StoreEntry]:
+    """Return what is beyond the limits, the least recently used first."""
     oldest_first = sorted((entry for entry in entries if entry.removable), key=lambda entry: entry.used)
-    too_much = 0 if limits.size is None else _size(entries) - limits.size
-    too_old = float("-inf") if limits.days is None else time.time() - limits.days * _DAY_S
+    too_much = 0 if size is None else _size(entries) - size
+    too_old = float("-inf") if days is None else time.time() - days * _DAY_S
     chosen = []
     for entry in oldest_first:
         counts = entry.kind != LOGS

@@ -25,7 +25,7 @@ from sparkwright.lock.runtime import format_runtime, parse_runtime, read_runtime
 from sparkwright.publish.index import describe, publish, runtime_page, runtimes_in
 from sparkwright.recipes.recipe import Recipe
 from sparkwright.store.paths import Store
-from sparkwright.store.upkeep import PruneLimits, prune, survey
+from sparkwright.store.upkeep import prune, survey
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.runner import run_task
 from sparkwright.verify.setup import environment_of
@@ -174,7 +174,7 @@ def test_two_at_once_make_one(store: Store, wheel: Path, patchsets: Path) -> Non
 def test_it_is_pruned_like_all_that_the_store_has(store: Store, wheel: Path, patchsets: Path) -> None:
     folder = prepare(wheel, RECIPE, Sources(store, patchsets), offline=True).python.parents[1]
     os.utime(folder, (0, 0))
-    prune(store, survey(store), PruneLimits(days=1))
+    prune(store, survey(store), days=1)
     assert not folder.exists()
 
 

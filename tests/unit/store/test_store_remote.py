@@ -14,7 +14,7 @@ from store_servers import HostileStore, Misbehaviour, basic, hostile_store
 from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.lock.model import Artifact
 from sparkwright.store.paths import Store, open_store
-from sparkwright.store.remote.entries import TRAVELLING, place_of, require_key
+from sparkwright.store.remote.entries import TRAVELLING, place_of, public_of, require_key
 from sparkwright.store.remote.settings import RemoteLimits, RemoteSettings
 from sparkwright.store.remote.tier import RemoteReport, RemoteTier
 from sparkwright.upstream.download import fetch_artifact
@@ -163,13 +163,13 @@ def test_a_record_of_an_unknown_writer_does_not_count_and_is_told_once(machine, 
         assert store.find_record(kind, KEY) is None
     assert store.find_record("extension", KEY) is None
     (told,) = warnings(heard)
-    assert require_key(tmp_path / "key.pem").public.id in told
+    assert public_of(require_key(tmp_path / "key.pem")).id in told
     assert done(store).refused >= 1
 
 
 def test_a_named_writer_counts(machine, tmp_path: Path) -> None:
     filled(machine("a"))
-    writers = {"builder": require_key(tmp_path / "key.pem").public.text}
+    writers = {"builder": public_of(require_key(tmp_path / "key.pem")).text}
     store = machine("b", key_file=tmp_path / "another.pem", writers=writers)
     assert store.find_record("extension", KEY) == RECORD
 

@@ -20,7 +20,6 @@ from sparkwright.store.disk import NOTED_EVERY_S, last_used, note_use, oldest_ru
 from sparkwright.store.paths import Store
 from sparkwright.store.upkeep import (
     Pruned,
-    PruneLimits,
     prune,
     remove_faults,
     survey,
@@ -52,7 +51,7 @@ def paths(entries: tuple[object, ...]) -> set[Path]:
 
 def pruned(store: Store, days: float | None = None, size: int | None = None, **options: object) -> Pruned:
     logs = options.pop("logs", ())
-    return prune(store, survey(store, logs), PruneLimits(days, size), **options)  # type: ignore[arg-type]
+    return prune(store, survey(store, logs), days=days, size=size, **options)  # type: ignore[arg-type]
 
 
 # When something was last used --------------------------------------------------------------
@@ -331,7 +330,7 @@ def test_a_folder_that_is_claimed_stays_or_is_seen_to_be_gone(store, monkeypatch
         else:
             claiming.start()
             claiming.join()
-        prune(store, entries, PruneLimits(1))
+        prune(store, entries, days=1)
     claiming.join()
     assert claimed == [not looked]
     assert folder.is_dir() is not looked
@@ -341,11 +340,11 @@ def test_what_is_used_after_the_look_stays(store: Store) -> None:
     one, two = put(store, b"one", days=9), put(store, b"two", days=9)
     entries = survey(store)
     store.find_file(one.name)
-    done = prune(store, entries, PruneLimits(days=8))
+    done = prune(store, entries, days=8)
     assert paths(done.removed) == {two}
     assert paths(done.in_use) == {one}
     two.unlink(missing_ok=True)
-    assert prune(store, entries, PruneLimits(days=8)).removed == ()
+    assert prune(store, entries, days=8).removed == ()
 
 
 def test_a_file_that_goes_before_it_is_used_is_one_clear_error(store: Store, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import contextlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -77,28 +77,12 @@ class WriterKey:
         return True
 
 
-@dataclass(frozen=True)
-class MachineKey:
-    """This machine's private key."""
-
-    private: Ed25519PrivateKey
-
-    @cached_property
-    def public(self) -> WriterKey:
-        """Return its public half."""
-        return WriterKey(self.private.public_key().public_bytes_raw())
-
-    def sign(self, data: bytes) -> bytes:
-        """Return the signature of *data*, 64 bytes."""
-        return self.private.sign(data)
+def public_of(private: Ed25519PrivateKey) -> WriterKey:
+    """Return the public half of a machine's key."""
+    return WriterKey(private.public_key().public_bytes_raw())
 
 
-def by_id(keys: Iterable[WriterKey]) -> dict[str, WriterKey]:
-    """Return *keys* by their ids."""
-    return {key.id: key for key in keys}
-
-
-def find_key(path: Path) -> MachineKey | None:
+def find_key(path: Path) -> Ed25519PrivateKey | None:
     """Return the key in the file at *path*, or `None` where there is no such file."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -117,10 +101,10 @@ def find_key(path: Path) -> MachineKey | None:
         raise _unusable(path, "it holds no private key in PEM form", "remove it: another is made") from error
     if not isinstance(private, Ed25519PrivateKey):
         raise _unusable(path, "its key is not of the kind ed25519", "remove it: another is made")
-    return MachineKey(private)
+    return private
 
 
-def require_key(path: Path) -> MachineKey:
+def require_key(path: Path) -> Ed25519PrivateKey:
     """Return the key in the file at *path*, made on first use for its owner alone; raise as `find_key`."""
     if (found := find_key(path)) is not None:
         return found
@@ -140,7 +124,7 @@ def require_key(path: Path) -> MachineKey:
                 path.hardlink_to(temporary)
         finally:
             temporary.unlink()
-    return find_key(path) or MachineKey(made)
+    return find_key(path) or made
 
 
 def _unusable(path: Path, because: str, next_step: str) -> ConfigError:
@@ -199,12 +183,12 @@ def place_of(kind: str, key: str) -> str:
     return f"ac/{sha256_bytes(f'sparkwright {_FORMAT} {kind} {key}'.encode())}"
 
 
-def encode_entry(kind: str, key: str, record: bytes, signer: MachineKey | None) -> bytes:
+def encode_entry(kind: str, key: str, record: bytes, signer: Ed25519PrivateKey | None) -> bytes:
     """Return *record* as an entry, signed where there is a *signer*."""
     entry = _Entry(_FORMAT, kind, key, record.decode())
     if signer is not None:
         signature = base64.b64encode(signer.sign(entry.statement)).decode()
-        entry = msgspec.structs.replace(entry, writer=signer.public.id, signature=signature)
+        entry = msgspec.structs.replace(entry, writer=public_of(signer).id, signature=signature)
     return msgspec.json.encode(entry)
 
 

@@ -26,11 +26,11 @@ from sparkwright.store.remote.entries import (
     TRAVELLING,
     RefusedEntryError,
     WriterKey,
-    by_id,
     decode_entry,
     encode_entry,
     find_key,
     place_of,
+    public_of,
     require_key,
 )
 from sparkwright.store.remote.settings import RemoteSettings, read_remote_settings
@@ -84,7 +84,7 @@ class RemoteTier:
             key = require_key(settings.key_file) if settings.write else find_key(settings.key_file)
             self._signer = key
             known = [WriterKey.parse(text, writer) for writer, text in settings.writers.items()]
-            self.writers = by_id([*known, *([key.public] if key else [])])
+            self.writers = {one.id: one for one in [*known, *([public_of(key)] if key else [])]}
         self._stopped: dict[str, str] = {}
         self._known: dict[str, bytes | None] = {}
         self._there: set[str] = set()
@@ -292,20 +292,12 @@ class RemoteTier:
             "writers": [f"{names.get(key.text, 'this machine')} {key.id}" for key in believed],
         }
 
-    def _tried(self, place: str) -> tuple[bytes, str]:
-        """Return the first bytes of what is at *place*, and ``yes`` or why that cannot be read."""
-        found = bytearray()
-
-        def take(data: bytes) -> None:
-            found.extend(data)
-            if len(found) > len(_PROBE):
-                raise OtherContentError("it does not give back what was written")
-
+    def _tried(self, place: str) -> tuple[bytes | None, str]:
+        """Return what is at *place*, and ``yes`` or why that cannot be read."""
         try:
-            self.client.get(place, take)
+            return self._entry(place), "yes"
         except RemoteFailure as failure:
-            return bytes(found), str(failure)
-        return bytes(found), "yes"
+            return None, str(failure)
 
 
 def open_tier(url: str = "") -> RemoteTier | None:
