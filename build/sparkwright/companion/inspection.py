@@ -6,8 +6,8 @@ comparison: there is no wheel of upstream's to compare with, and every kernel ha
 
 from __future__ import annotations
 
-import hashlib
 import re
+import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,25 +16,27 @@ from typing import Any
 from msgspec import structs
 
 from sparkwright.base.digests import sha256_file
-from sparkwright.base.errors import ArchiveError, AuditError, BinaryError, WheelError
+from sparkwright.base.errors import AuditError, WheelError
 from sparkwright.companion.wheel import (
     FOLDER,
     PACKAGE,
     architecture_name,
     companion_bill,
     member_of,
+    package_text,
     read_companion,
 )
 from sparkwright.native.device_code import KernelClass, class_of
 from sparkwright.native.elf import over_platform
 from sparkwright.native.inspection import Inspection, Inspector, Surroundings, resolve, unprovided
 from sparkwright.native.model import Target
-from sparkwright.wheel.archive import Archive, open_archive
-from sparkwright.wheel.binaries import inspect_binary
-from sparkwright.wheel.checks import AuditCheck, judge
-from sparkwright.wheel.names import WheelName, parse_name
+from sparkwright.wheel.archive import open_archive
+from sparkwright.wheel.binaries import InspectedBinaries, NativeExpectation, inspect_binaries
+from sparkwright.wheel.checks import AuditCheck, OpenWheel, judge, record_complete
+from sparkwright.wheel.names import parse_name
+from sparkwright.wheel.native_checks import binaries_machine
 from sparkwright.wheel.sbom import SBOM
-from sparkwright.wheel.source import parse_record
+from sparkwright.wheel.survey import check_sizes, survey
 
 _LOADED_BEFORE = "libtvm_ffi.so"
 """FlashInfer's modules call it and do not name it: Python has loaded it, for all, before them."""
@@ -94,16 +96,29 @@ class CompanionAudit:
 
 
 @dataclass(frozen=True)
-class _Subject:
-    """An open companion and the facts of its binaries."""
+class _Subject(OpenWheel):
+    """An open companion, its record, and the facts of its binaries."""
 
-    archive: Archive
-    name: WheelName
     record: Mapping[str, Any]
     target: Target
-    found: Mapping[str, Inspection]
-    faults: tuple[str, ...]
+    binaries: InspectedBinaries
     surroundings: Surroundings
+
+    @property
+    def found(self) -> Mapping[str, Inspection]:
+        """Return the facts of the binaries that could be inspected."""
+        return self.binaries.found
+
+    @property
+    def members(self) -> dict[str, str]:
+        """Return the module of each of its binaries."""
+        return {member_of(module): module for module in self.record["modules"]}
+
+    def differs(self, member: str, expected: bytes) -> list[str]:
+        """Return the fault of a *member* that the record decides, where it is not *expected*."""
+        if member not in self.archive.members:
+            return [f"{member} is missing"]
+        return [] if self.archive.read(member) == expected else [f"{member} is not what the record gives"]
 
 
 def audit_companion(wheel: Path, inspector: Inspector, surroundings: Surroundings) -> CompanionAudit:
@@ -116,16 +131,24 @@ def audit_companion(wheel: Path, inspector: Inspector, surroundings: Surrounding
         WheelError: it is no companion, or its record is malformed.
     """
     name, record = parse_name(wheel.name), read_companion(wheel)
-    with open_archive(wheel) as archive:
-        try:
-            target = Target(record["target"]["machine"], record["target"]["arch"])
-            modules = {module: int(one["size"]) for module, one in record["modules"].items()}
-        except (KeyError, TypeError, AttributeError) as error:
-            raise WheelError(f"{wheel.name} is no companion", because=f"its record lacks {error}") from error
-        found, faults = _inspected(archive, record, inspector)
-        subject = _Subject(archive, name, record, target, found, faults, surroundings)
+    try:
+        target = Target(record["target"]["machine"], record["target"]["arch"])
+        modules = {module: int(one["size"]) for module, one in record["modules"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise WheelError(f"{wheel.name} is no companion", because=f"its record lacks {error}") from error
+    with open_archive(wheel) as archive, tempfile.TemporaryDirectory(prefix="sparkwright-audit-") as folder:
+        check_sizes(archive, archive.members)
+        facts, _ = survey(archive, archive.members, Path(folder), None)
+        # The digest is of what is there, so that a changed file is not taken for a known one.
+        whole = {member_of(module) for module in modules} & {
+            at for at, one in facts.items() if not one.damage
+        }
+        digests = {member: facts[member].sha256 for member in sorted(whole)}
+        expectation = NativeExpectation(target.arch, inspector, surroundings)
+        binaries = inspect_binaries(archive, digests, digests, expectation)
+        subject = _Subject(archive, name, facts, record, target, binaries, surroundings)
         checks = tuple(check(subject) for check in _CHECKS)
-    cubins = {member: sum(one.device.cubins.values()) for member, one in found.items()}
+    cubins = {member: sum(one.device.cubins.values()) for member, one in binaries.found.items()}
     return CompanionAudit(
         filename=wheel.name,
         sha256=sha256_file(wheel),
@@ -137,79 +160,37 @@ def audit_companion(wheel: Path, inspector: Inspector, surroundings: Surrounding
     )
 
 
-def _inspected(
-    archive: Archive, record: Mapping[str, Any], inspector: Inspector
-) -> tuple[dict[str, Inspection], tuple[str, ...]]:
-    found: dict[str, Inspection] = {}
-    faults: list[str] = []
-    for module, one in record["modules"].items():
-        member = member_of(module)
-        if member not in archive.members:
-            faults.append(f"{member} is missing")
-            continue
-        try:
-            # The digest is of what is there, so that a changed file is not taken for a known one.
-            digest = hashlib.sha256()
-            for piece in archive.chunks(member):
-                digest.update(piece)
-            found[member] = inspect_binary(archive, member, digest.hexdigest(), inspector)
-            if digest.hexdigest() != one["sha256"]:
-                faults.append(f"{member} is not the file that the record names")
-        except (ArchiveError, BinaryError) as error:
-            faults.append(f"{member}: {error.because or error.what}")
-    return found, tuple(faults)
-
-
 def _complete(subject: _Subject) -> AuditCheck:
     """Check that RECORD lists every member with its digest, and that nothing else is there."""
-    info = f"{subject.name.dist_info}/"
-    listed = parse_record(subject.archive.read(f"{info}RECORD"))
-    faults = [f"{member} is not in RECORD" for member in subject.archive.members if member not in listed]
-    faults += [f"{member} is missing" for member in listed if member not in subject.archive.members]
-    for member, entry in listed.items():
-        if member in subject.archive.members and member != f"{info}RECORD":
-            digest = hashlib.sha256()
-            for piece in subject.archive.chunks(member):
-                digest.update(piece)
-            if digest.hexdigest() != entry.sha256:
-                faults.append(f"{member} has other content than RECORD states")
-    expected = {member_of(module) for module in subject.record["modules"]} | {f"{PACKAGE}/__init__.py"}
-    faults += [
+    expected = {*subject.members, f"{PACKAGE}/__init__.py"}
+    strange = [
         f"{member} does not belong there"
         for member in subject.archive.members
-        if not member.startswith(info) and member not in expected
+        if not member.startswith(subject.info) and member not in expected
     ]
-    return judge("record-complete", faults, f"{len(listed)} members")
+    listed = record_complete(subject)
+    faults = [*strange, *([] if listed.verdict == "pass" else [listed.detail])]
+    return judge(listed.name, faults, listed.detail)
 
 
 def _modules(subject: _Subject) -> AuditCheck:
-    """Check that the package states its architecture, and each module that is there."""
-    arch, package = architecture_name(subject.target), f"{PACKAGE}/__init__.py"
-    if package not in subject.archive.members:
-        return judge("modules", [*subject.faults, f"{package} is missing"], "")
-    text = subject.archive.read(package).decode(errors="replace")
-    faults = [*subject.faults]
-    faults += [] if f'cuda_architectures=("{arch}",)' in text else [f"the package does not state {arch}"]
-    faults += [
-        f"the package does not name {module}"
-        for module in subject.record["modules"]
-        if f'    "{module}",\n' not in text
-    ]
-    if f'__version__ = "{subject.name.version}"' not in text:
-        faults.append(f"the package does not state the version {subject.name.version}")
-    return judge("modules", faults, f"{len(subject.found)} modules in {FOLDER}, for {arch}")
+    """Check that the package names its card and modules, and that each is the file of the record."""
+    target, faults = subject.target, list[str]()
+    for member, module in subject.members.items():
+        if (facts := subject.facts.get(member)) is None:
+            faults.append(f"{member} is missing")
+        elif facts.sha256 != subject.record["modules"][module]["sha256"]:
+            faults.append(f"{member} is not the file that the record names")
+    text = package_text(subject.name.version, target, list(subject.record["modules"]))
+    faults += subject.differs(f"{PACKAGE}/__init__.py", text)
+    if subject.name.machine != target.machine:
+        faults.append(f"the tag {subject.name.platform} is not for {target.machine}")
+    detail = f"{len(subject.found)} modules in {FOLDER}, for {architecture_name(target)}"
+    return judge("modules", faults, detail)
 
 
 def _machine(subject: _Subject) -> AuditCheck:
-    """Check that every module is for the machine of the wheel's tag."""
-    faults = [
-        f"{member} is made for {one.elf.machine}"
-        for member, one in subject.found.items()
-        if one.elf.machine != subject.target.machine
-    ]
-    if subject.name.machine != subject.target.machine:
-        faults.append(f"the tag {subject.name.platform} is not for {subject.target.machine}")
-    return judge("binaries-machine", faults, f"{len(subject.found)} binaries for {subject.target.machine}")
+    return binaries_machine(subject, subject.binaries)
 
 
 def _native(subject: _Subject) -> AuditCheck:
@@ -239,11 +220,10 @@ def _native(subject: _Subject) -> AuditCheck:
 
 def _symbols(subject: _Subject) -> AuditCheck:
     """Check that the CUDA runtime, tvm_ffi and the system define every undefined symbol."""
-    faults: list[str] = []
-    count = 0
+    surroundings, faults, count = subject.surroundings, list[str](), 0
     for member, one in subject.found.items():
         elf = structs.replace(one.elf, needed=(*one.elf.needed, _LOADED_BEFORE))
-        found = resolve(elf, subject.surroundings, python="none")
+        found = resolve(elf, surroundings, python="none")
         lost = [symbol for symbol in found.unresolved if not _UNREACHABLE.match(symbol)]
         faults += [f"{member}: {symbol} is undefined" for symbol in lost]
         count += len(elf.undefined)
@@ -252,10 +232,11 @@ def _symbols(subject: _Subject) -> AuditCheck:
 
 def _libraries(subject: _Subject) -> AuditCheck:
     """Check that something brings every needed library, and that there are no run paths."""
+    surroundings = subject.surroundings
     faults = [
         f"{member} needs {soname}, which no dependency brings"
         for member, one in subject.found.items()
-        for soname in unprovided(one.elf, subject.surroundings)
+        for soname in unprovided(one.elf, surroundings)
     ]
     faults += [f"{member} has run paths" for member, one in subject.found.items() if one.elf.run_paths]
     needed = sorted({soname for one in subject.found.values() for soname in one.elf.needed})
@@ -275,12 +256,8 @@ def _floor(subject: _Subject) -> AuditCheck:
 
 def _bill(subject: _Subject) -> AuditCheck:
     """Check that the bill of materials is the one that the record gives."""
-    member = f"{subject.name.dist_info}/{SBOM}"
-    if member not in subject.archive.members:
-        return judge("sbom", [f"{member} is missing"], "")
     expected = companion_bill(subject.record, subject.name.version)
-    same = subject.archive.read(member) == expected
-    faults = [] if same else [f"{member} does not describe this wheel"]
+    faults = subject.differs(f"{subject.info}{SBOM}", expected)
     return judge("sbom", faults, "CycloneDX 1.6, as the record gives it")
 
 

@@ -199,7 +199,6 @@ class MergeResult:
 
     tree: str
     conflicts: tuple[str, ...]
-    messages: tuple[str, ...]
 
     @property
     def clean(self) -> bool:
@@ -214,31 +213,13 @@ def merge_trees(repository: Repository, *, base: str, ours: str, theirs: str) ->
     """
     our_side = repository.commit(ours, parents=[base], message="ours")
     their_side = repository.commit(theirs, parents=[base], message="theirs")
-    done = repository.command("merge-tree", "--write-tree", "-z", our_side, their_side, accept=(0, 1))
-    tree, conflicts, messages = _parse_merge(done.stdout.decode(errors="surrogateescape"))
+    options = ("--write-tree", "-z", "--name-only", "--no-messages")
+    done = repository.command("merge-tree", *options, our_side, their_side, accept=(0, 1))
+    tree, *names = done.stdout.decode(errors="surrogateescape").split("\0")
+    conflicts = tuple(sorted(filter(None, names)))
     if bool(done.status) != bool(conflicts):
         raise ProcessError("git merge-tree contradicts itself", because=done.stderr or done.text[:400])
-    return MergeResult(tree, conflicts, messages)
-
-
-def _parse_merge(output: str) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    """Split the output: tree, NUL, conflicted entries, NUL, then (count, paths, type, text) tuples."""
-    fields = output.split("\0")
-    tree, rest = fields[0].strip(), fields[1:]
-    conflicts: set[str] = set()
-    index = 0
-    while index < len(rest) and rest[index]:
-        conflicts.add(rest[index].partition("\t")[2])
-        index += 1
-    index += 1
-    messages = []
-    while index < len(rest) and rest[index].isdigit():
-        count = int(rest[index])
-        kind, text = rest[index + 1 + count : index + 3 + count]
-        if kind.startswith("CONFLICT"):
-            messages.append(text.strip())
-        index += 3 + count
-    return tree, tuple(sorted(conflicts)), tuple(messages)
+    return MergeResult(tree, conflicts)
 
 
 # A tree as a pack, for another repository ---------------------------------------------------------

@@ -53,8 +53,22 @@ class AuditCheck:
 
 
 @dataclass(frozen=True)
-class AuditSubject:
-    """The wheel under audit, and what it is compared with.
+class OpenWheel:
+    """A wheel under audit, and the content of its members."""
+
+    archive: Archive
+    name: WheelName
+    facts: Mapping[str, Facts]
+
+    @property
+    def info(self) -> str:
+        """The metadata folder that the file name implies, with a slash at the end."""
+        return self.name.dist_info + "/"
+
+
+@dataclass(frozen=True)
+class AuditSubject(OpenWheel):
+    """A wheel of vLLM under audit, and what it is compared with.
 
     Attributes:
         unknown: the other members, which are neither upstream's nor the merge's nor of the record.
@@ -63,9 +77,6 @@ class AuditSubject:
         inspected: its inspected binaries; `None` if they were not inspected.
     """
 
-    archive: Archive
-    name: WheelName
-    facts: Mapping[str, Facts]
     unknown: tuple[str, ...]
     upstream: StockWheel
     expected: Expectation
@@ -73,11 +84,6 @@ class AuditSubject:
     errors: Sequence[tuple[str, str]]
     ours: bool
     inspected: InspectedBinaries | None = None
-
-    @property
-    def info(self) -> str:
-        """The metadata folder that the file name implies, with a slash at the end."""
-        return self.name.dist_info + "/"
 
     @property
     def binaries(self) -> tuple[str, ...]:
@@ -131,7 +137,7 @@ def archive_safe(subject: AuditSubject) -> AuditCheck:
     return judge("archive-safe", faults, f"{len(subject.facts)} members, every CRC-32 right")
 
 
-def record_complete(subject: AuditSubject) -> AuditCheck:
+def record_complete(subject: OpenWheel) -> AuditCheck:
     """Check that RECORD lists exactly the members, with their digests and sizes (PEP 427)."""
     record = subject.info + "RECORD"
     listed = parse_record(subject.archive.read(record))

@@ -10,13 +10,13 @@ from sparkwright.native.device_code import KernelClass, Tally, classify, of_clas
 from sparkwright.native.elf import honest_platform, over_platform
 from sparkwright.native.inspection import Inspection, Python, unprovided
 from sparkwright.wheel.binaries import InspectedBinaries, inspect_binary, resolution_of
-from sparkwright.wheel.checks import AuditCheck, AuditSubject, judge
+from sparkwright.wheel.checks import AuditCheck, AuditSubject, OpenWheel, judge
 from sparkwright.wheel.kernels import BinaryKernels, LeftOut, needed_because
 
 _ORIGIN = "$ORIGIN"
 
 
-def binaries_machine(subject: AuditSubject, inspected: InspectedBinaries) -> AuditCheck:
+def binaries_machine(subject: OpenWheel, inspected: InspectedBinaries) -> AuditCheck:
     """Check that every binary is a whole ELF file for the machine of the wheel's tag."""
     machine = subject.name.machine
     faults = [f"{member}: {because}" for member, because in sorted(inspected.faults.items())]
