@@ -1,7 +1,5 @@
 """Units compiled on other machines over real sshds: the same bytes, whatever happens to the machines."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -23,10 +23,7 @@ def cell(**load: Any) -> Cell:
 
 
 def run(
-    wanted: Cell,
-    play: Callable[[Stream], Awaitable[None]] = healthy,
-    *,
-    speed: float = 1.0,
+    wanted: Cell, play: Callable[[Stream], Awaitable[None]] = healthy, *, speed: float = 1.0
 ) -> tuple[list[Sample], Served]:
     async def measure() -> tuple[list[Sample], Served]:
         async with serving(play) as served, open_session(served.endpoint) as session:

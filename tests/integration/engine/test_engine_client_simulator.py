@@ -149,8 +149,7 @@ def test_what_is_wrong_fails_for_what_it_is(tmp_path: Path, fault: str, *, chat:
 
 
 @pytest.mark.parametrize(
-    ("fault", "message"),
-    [("old-version", "nothing before 0.20"), ("not-json", "web page")],
+    ("fault", "message"), [("old-version", "nothing before 0.20"), ("not-json", "web page")]
 )
 def test_servers_that_are_refused(tmp_path: Path, fault: str, message: str) -> None:
     async def run(*faults: str) -> str:

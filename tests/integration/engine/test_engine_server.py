@@ -268,11 +268,7 @@ def test_the_last_lines_of_a_log_are_shown_where_time_ran_out(tmp_path: Path) ->
 def compiling(tmp_path: Path, *arguments: str) -> ServerProcess:
     """A server whose FlashInfer compiles at first, and that may take 6 s after each file."""
     return server(
-        tmp_path,
-        *arguments,
-        boot_s=6.0,
-        end_s=0.5,
-        environment={"FLASHINFER_WORKSPACE_BASE": str(tmp_path)},
+        tmp_path, *arguments, boot_s=6.0, end_s=0.5, environment={"FLASHINFER_WORKSPACE_BASE": str(tmp_path)}
     )
 
 

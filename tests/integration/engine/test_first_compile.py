@@ -4,8 +4,6 @@ All sizes are those of a group of 16 GiB and compilers of 7 GiB, made smaller by
 ``SPARKWRIGHT_COMPILE_GIB=16`` runs them as they are.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Every recipe that ships, parsed by the own parsers of the releases that it is for, and planted faults."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from pathlib import Path
@@ -121,7 +119,7 @@ DROPPED: dict[str, tuple[dict[str, Any], str, str]] = {
         {"flags": {"mamba-cache-mode": "all"}},
         "value --mamba-cache-mode all",
         "use nothing: states are cached by enable-prefix-caching",
-    ),
+    )
 }
 RENAMED: dict[str, tuple[dict[str, Any], str, str]] = {
     "mamba-prefix": (
@@ -141,7 +139,7 @@ RENAMED: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
 }
 SUCCESSORS = {
-    "flags": {"enable-mamba-shared-prefix-checkpoint": True, "linear-backend": "flashinfer_cutlass"},
+    "flags": {"enable-mamba-shared-prefix-checkpoint": True, "linear-backend": "flashinfer_cutlass"}
 }
 
 HEALTHY = ROOT / "build" / "sparkwright" / "recipes" / "shipped" / "llama-3.3-70b.toml"

@@ -1,7 +1,5 @@
 """Real rehearsals: the patchset over upstream's wheel for the CPU, with a real model and server."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Layouts of KV caches beside vLLM's own planning; a real start is predicted in test_rehearsal_real.py."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The wheel that a channel offers for a machine: verified, fetched once, and never another."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A wheel of a channel, served outside of a checkout: with its runtime, and a companion of the channel."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`sparkwright serve` with a real vLLM and a real model: the merged Python on the CPU."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """``sparkwright serve --peer`` on two machines: network namespaces with a real sshd, and the simulator."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Engines in processes of their own are watched: wedged ones are named, healthy ones are left alone."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

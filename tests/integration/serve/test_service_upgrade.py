@@ -1,7 +1,5 @@
 """Wheels of a service are changed: real environments, each with the simulator in a process of its own."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Addresses of clusters, what tasks need and machines offer, and tasks that fail."""
 
-from __future__ import annotations
-
 import io
 import sys
 import threading
@@ -245,8 +243,7 @@ def task(*needs: str, mib: int = 1) -> Task:
 
 
 @pytest.mark.parametrize(
-    ("card", "expected"),
-    [("12.1", {"gpu", "gb10"}), ("9.0", {"gpu"}), ("", set()), ("[N/A]", set())],
+    ("card", "expected"), [("12.1", {"gpu", "gb10"}), ("9.0", {"gpu"}), ("", set()), ("[N/A]", set())]
 )
 def test_a_machine_offers_its_card(monkeypatch: pytest.MonkeyPatch, card: str, expected: set[str]) -> None:
     monkeypatch.setattr(worker_command, "card_capability", lambda: card)

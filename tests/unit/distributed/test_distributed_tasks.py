@@ -1,7 +1,5 @@
 """Tasks of units and of runs: their batches, needs and packs, and folders that are none of a task."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

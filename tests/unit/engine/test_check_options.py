@@ -1,7 +1,5 @@
 """The child that asks a release: each planted option is named, and its healthy twin is silent."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from dataclasses import replace

@@ -249,11 +249,7 @@ FLOATS = {"prompt_tokens": 5.0, "completion_tokens": 2.0, "prompt_tokens_details
         ((*TWO, last(), b" [DONE] "), {"[DONE] has blanks around it"}),
         (
             (*TWO, last(usage=FLOATS), DONE),
-            {
-                "`prompt_tokens` is a float",
-                "`completion_tokens` is a float",
-                "`cached_tokens` is a float",
-            },
+            {"`prompt_tokens` is a float", "`completion_tokens` is a float", "`cached_tokens` is a float"},
         ),
         (
             (

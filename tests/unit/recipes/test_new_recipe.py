@@ -1,19 +1,10 @@
 """A recipe of a checkpoint has what follows from its configuration, and a context that fits a GB10."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoint_kit import (
-    NEMOTRON,
-    QWEN_27B,
-    QWEN_27B_DFLASH,
-    Tensors,
-    nvfp4_27b,
-    write_checkpoint,
-)
+from checkpoint_kit import NEMOTRON, QWEN_27B, QWEN_27B_DFLASH, Tensors, nvfp4_27b, write_checkpoint
 
 from sparkwright.base.errors import ConfigError, PreflightError
 from sparkwright.recipes.commands import Remark

@@ -1,7 +1,5 @@
 """Recipes from commands, compose files and other tools' YAML: what is kept, and what is said of the rest."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 

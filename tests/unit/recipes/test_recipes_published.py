@@ -1,7 +1,5 @@
 """Recipes from commands, scripts and units as people publish them: the shell's syntax, and loose forms."""
 
-from __future__ import annotations
-
 import pytest
 from recipe_import import COMPOSE, CONTAINER, SERVE, TEMPLATE, flags, levels
 

@@ -110,11 +110,7 @@ TABLE: dict[str, tuple[str, ...]] = {
     ),
     "v2-method": ("v2 ngram", "v2 mtp draft.method=qwen3_5_mtp", "v1 ngram"),
     "v2-dynamic-k": (f"v2 dflash {BY_LOAD}", f"dflash {BY_LOAD}"),
-    "async-method": (
-        "--async-scheduling=true ngram",
-        "--async-scheduling=true dflash",
-        "ngram",
-    ),
+    "async-method": ("--async-scheduling=true ngram", "--async-scheduling=true dflash", "ngram"),
     "async-unpadded-drafts": (
         "--async-scheduling=true mtp draft.disable_padded_drafter_batch=true",
         "mtp draft.disable_padded_drafter_batch=true",
@@ -329,12 +325,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "port = 8000\n",
-        "[flags]\nport = 8000\n",
-        '[speculative]\nmodel = "x"\n',
-        "traits = ['unheard-of']\n",
-    ],
+    ["port = 8000\n", "[flags]\nport = 8000\n", '[speculative]\nmodel = "x"\n', "traits = ['unheard-of']\n"],
 )
 def test_what_a_recipe_may_not_say_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError):

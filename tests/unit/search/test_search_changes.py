@@ -1,7 +1,5 @@
 """The difference of two specs as changes, and the candidates that sets of them make."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path

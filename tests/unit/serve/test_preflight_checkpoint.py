@@ -1,7 +1,5 @@
 """Checkpoints: each planted fault in a folder is found, and the healthy twin is silent."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

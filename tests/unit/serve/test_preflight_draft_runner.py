@@ -1,7 +1,5 @@
 """What a model runner refuses late, misreads or adds up wrongly is found; healthy twins are silent."""
 
-from __future__ import annotations
-
 import pytest
 from checkpoint_kit import DENSE, NEMOTRON, QWEN_27B, write_checkpoint
 from preflight_kit import GB10, H200, recipe, spark, start

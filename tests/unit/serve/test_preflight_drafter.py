@@ -1,7 +1,5 @@
 """A drafter that does not fit its target is found, in each form of configuration; one that fits is silent."""
 
-from __future__ import annotations
-
 import pytest
 from checkpoint_kit import DENSE, QWEN_27B, QWEN_27B_DFLASH, dflash_27b, write_checkpoint
 from preflight_kit import ENGINE, recipe, start

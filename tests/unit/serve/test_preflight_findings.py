@@ -1,7 +1,5 @@
 """The table of findings: code and documentation read the same rows, and none is left over."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whatever a checkpoint's files hold, preflight ends with findings and not with an error."""
 
-from __future__ import annotations
-
 import json
 import tempfile
 from pathlib import Path

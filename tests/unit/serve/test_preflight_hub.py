@@ -1,7 +1,5 @@
 """A model that is not on this machine is read on the hub: sizes, memory, and what forbids the download."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

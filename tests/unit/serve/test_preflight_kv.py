@@ -1,7 +1,5 @@
 """The layout of a KV cache is vLLM's: figures of boots, recorded and published, come out to the unit."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The link of two Sparks, on made-up trees of sysfs with the layout of real ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import msgspec

@@ -1,7 +1,5 @@
 """Machine, card, compilers and wheel: each planted fault fires, and the healthy twin is silent."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """The memory budget of made-up Sparks and of a card: what does not fit is refused; what fits is silent."""
 
-from __future__ import annotations
-
 import pytest
 from checkpoint_kit import (
     DENSE,

@@ -1,7 +1,5 @@
 """Flags and variables that the release which would serve does not have, by made-up answers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

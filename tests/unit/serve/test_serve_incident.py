@@ -1,7 +1,5 @@
 """Evidence and logs of a served engine: processes, stacks, samples, and a log that is cut while it grows."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The judge of the serving proof on a GPU fires on each planted fault, and is silent on the healthy twin."""
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -23,12 +21,7 @@ BUILD_CARRY = {
     "outcome": "applied",
     "paths": ["CMakeLists.txt", "cmake/utils.cmake"],
 }
-SOURCE_CARRY = {
-    "name": "flash-attn-sm121a",
-    "outcome": "left-out",
-    "source": "vllm-flash-attn",
-    "paths": [],
-}
+SOURCE_CARRY = {"name": "flash-attn-sm121a", "outcome": "left-out", "source": "vllm-flash-attn", "paths": []}
 
 
 # --- what is installed

@@ -1,7 +1,5 @@
 """Folders of served engines in the store: runs are kept to a number, caches are pruned by age."""
 
-from __future__ import annotations
-
 import os
 import time
 

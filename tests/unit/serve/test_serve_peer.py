@@ -1,7 +1,5 @@
 """The second of two machines: the link between them, what they have to have in common, and copies."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Reasons of flags and variables, and the folders of caches."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

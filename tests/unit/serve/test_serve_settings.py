@@ -1,7 +1,5 @@
 """Flags of the command line, and the file with the key."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

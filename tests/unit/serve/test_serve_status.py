@@ -1,7 +1,5 @@
 """The state between two looks at the counters, and the pressure on memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

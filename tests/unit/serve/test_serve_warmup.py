@@ -1,7 +1,5 @@
 """The warm-up's rounds, and a server that fails in it: against the simulator's engine behind HTTP."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

@@ -1,7 +1,5 @@
 """The watchdog: long prefills, warm-up and load leave it silent; engines that do nothing are called."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator
@@ -15,12 +13,7 @@ from simulator_kit import Bench, settings
 
 from sparkwright.recipes.recipe import load_recipe
 from sparkwright.serve.supervise import notify
-from sparkwright.serve.watchdog import (
-    EngineSample,
-    Watchdog,
-    WatchLimits,
-    WatchVerdict,
-)
+from sparkwright.serve.watchdog import EngineSample, Watchdog, WatchLimits, WatchVerdict
 from sparkwright.verify.simulator.engine import Engine
 from sparkwright.verify.simulator.settings import Settings, StepCosts
 

@@ -1,7 +1,5 @@
 """The files of a service: units that systemd takes, the guide's compose file, and a private key."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import stat

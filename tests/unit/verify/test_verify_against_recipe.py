@@ -1,7 +1,5 @@
 """One wheel under two recipes: both servers differ by their recipes alone, and are compared by rates."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import msgspec
@@ -38,10 +36,7 @@ def test_each_arm_is_served_by_its_recipe(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changes", "error"),
-    [
-        ({"against_recipe": "soup"}, UnknownNameError),
-        ({"against_recipe": "smoke:many"}, UnknownNameError),
-    ],
+    [({"against_recipe": "soup"}, UnknownNameError), ({"against_recipe": "smoke:many"}, UnknownNameError)],
 )
 def test_contradictions_are_refused(changes: dict[str, str], error: type[ConfigError]) -> None:
     plan_of(BOTH)

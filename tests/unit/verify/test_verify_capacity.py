@@ -1,7 +1,5 @@
 """The search for a capacity, on queues whose capacity is known exactly."""
 
-from __future__ import annotations
-
 import dataclasses
 import heapq
 import itertools

@@ -4,12 +4,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from verify_kit import (
-    Bench,
-    boot_facts,
-    by_name,
-    context,
-)
+from verify_kit import Bench, boot_facts, by_name, context
 
 from sparkwright.engine.findings import Finding
 from sparkwright.engine.observations import BootFacts, Observation

@@ -212,8 +212,7 @@ def test_output_that_fits_no_schema_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("parted", "at", "verdict"),
-    [(2, 30, Verdict.PASS), (5, 30, Verdict.INCONCLUSIVE), (5, 1, Verdict.FAIL)],
+    ("parted", "at", "verdict"), [(2, 30, Verdict.PASS), (5, 30, Verdict.INCONCLUSIVE), (5, 1, Verdict.FAIL)]
 )
 def test_answers_that_rounding_parts_late_are_not_called_ignored_seeds(parted, at, verdict):
     """*parted* answers to the second request of a seed differ from token *at* on."""

@@ -1,7 +1,5 @@
 """A machine that is slowed, swaps or is stuck, and a wedged engine, are told from healthy ones."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A comparison over starts finds what is slower, and does not mistake one start's luck for it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Two finished runs: what an upgrade made worse is named, and a healthy one passes."""
 
-from __future__ import annotations
-
 import functools
 import json
 from dataclasses import replace

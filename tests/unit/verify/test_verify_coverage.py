@@ -4,8 +4,6 @@ Docstrings state the rates that were found over 300 to 1000 seeds; here fewer ho
 errors, so that a wrong factor shows.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -124,10 +124,7 @@ def test_a_rate_adds_its_check_and_output_changes_the_size() -> None:
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [
-        ({"checks": ("arrivals",)}, "needs a rate"),
-        ({"prompts": "own.jsonl"}, "no such file"),
-    ],
+    [({"checks": ("arrivals",)}, "needs a rate"), ({"prompts": "own.jsonl"}, "no such file")],
 )
 def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigError, match=says):

@@ -1,7 +1,5 @@
 """Greedy answers of two servers: near ties may fall as they like, what rounding does not explain fails."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import random

@@ -1,7 +1,5 @@
 """Which arm is started next, and what may be said of each."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

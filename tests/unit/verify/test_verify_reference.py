@@ -1,7 +1,5 @@
 """A stored reference: how a run records it, the refusal of another model, and the verdicts on answers."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Callable, Sequence
@@ -17,12 +15,7 @@ from sparkwright.base.errors import ConfigError
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, MetricsSnapshot, Observation, Sample, TokenLogprobs
-from sparkwright.verify.checks.reference import (
-    Reference,
-    load_reference,
-    reference_check,
-    require_same_model,
-)
+from sparkwright.verify.checks.reference import Reference, load_reference, reference_check, require_same_model
 from sparkwright.verify.journal import Concluded, Journal, Manifest, Measured
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import plan_of, profile_of

@@ -70,11 +70,7 @@ def words_of(run: Run) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "render"),
-    [
-        ("page.txt", words_of),
-        ("terminal.txt", lambda run: shown(run, terminal=False)),
-    ],
+    ("name", "render"), [("page.txt", words_of), ("terminal.txt", lambda run: shown(run, terminal=False))]
 )
 def test_a_run_is_written_as_before(unhealthy: Run, name: str, render: Callable[[Run], str]) -> None:
     """With UPDATE_GOLDEN=1 what is written now is kept; look at the difference before it is committed."""

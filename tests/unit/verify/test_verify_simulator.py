@@ -1,7 +1,5 @@
 """The simulated engine counts, caches and queues as vLLM does; a fault changes what it says and no more."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -12,12 +10,7 @@ from sparkwright.lock.model import read_lock, series_of
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.simulator.engine import PrefixCache, block_hash
 from sparkwright.verify.simulator.faults import FAULTS, Faults, parse_faults
-from sparkwright.verify.simulator.machine import (
-    boot_lines,
-    capture_sizes,
-    captured_sizes,
-    failing_lines,
-)
+from sparkwright.verify.simulator.machine import boot_lines, capture_sizes, captured_sizes, failing_lines
 from sparkwright.verify.simulator.model import acceptance_table
 from sparkwright.verify.simulator.settings import BLOCK, VERSION, plan_memory
 

@@ -1,7 +1,5 @@
 """The configurations of a search: from words, files and recipes to settings of servers."""
 
-from __future__ import annotations
-
 import pytest
 
 from sparkwright.base.errors import ConfigError

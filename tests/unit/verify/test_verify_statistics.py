@@ -1,7 +1,5 @@
 """Statistics: known answers, brute force, and what must not change them."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from typing import Any
