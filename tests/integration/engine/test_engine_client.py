@@ -96,46 +96,6 @@ def test_what_is_asked_for() -> None:
     assert (scored["logprobs"], scored["return_tokens_as_token_ids"]) == (2, True)
 
 
-async def in_pieces(stream: Stream) -> None:
-    """Healthy, but each byte is written by itself: comments, CRLF, and characters of three bytes."""
-    text = [": ping\r\n\r\n", "data: {}\r\n\r\n"]
-    body = text[0].encode() + b"".join(
-        data(token(i, text="漢", finish="length" if i == 3 else None)).replace(b"\n", b"\r\n")
-        for i in range(4)
-    )
-    body += data(usage(4)) + data(b"[DONE]")
-    for i in range(0, len(body), 7):
-        await stream.response.write(body[i : i + 7])
-        await asyncio.sleep(0)
-
-
-async def at_once(stream: Stream) -> None:
-    """Healthy, but written in one piece."""
-    await stream.say(token(1, 2, text="ab"), token(3, 4, finish="length"), usage(4), b"[DONE]")
-
-
-async def chatting(stream: Stream) -> None:
-    """Healthy, with a role first and a pause before the first token."""
-    await stream.say(delta(role="assistant", content=""))
-    await asyncio.sleep(0.3)
-    await stream.say(delta(1, 2, reasoning="hm"), delta(3, 4, content="x", finish="length"), usage(4))
-    await stream.say(b"[DONE]")
-
-
-@pytest.mark.parametrize("play", [in_pieces, at_once, chatting])
-def test_healthy_streams_of_other_shapes_count(play: Callable[[Stream], Awaitable[None]]) -> None:
-    got = sample(play, chat=play is chatting)
-    assert got.failure is None
-    assert got.output_tokens == sum(chunk.tokens for chunk in got.chunks) == 4
-    if play is in_pieces:
-        assert got.text == "漢漢漢漢"
-    if play is at_once:
-        assert got.first == got.last
-    if play is chatting:
-        assert got.ttft_ms > 300
-        assert [chunk.kind for chunk in got.chunks] == ["reasoning", "content"]
-
-
 def test_a_slow_stream_counts() -> None:
     """Each chunk begins the wait for the next one anew."""
     got = sample(lasting(3.2), deadlines=Deadlines(first_token_s=2.5, stall_s=2.5))
@@ -214,14 +174,6 @@ def test_a_stream_that_goes_wrong(messages: tuple[Any, ...], kind: FailureKind, 
     assert (failure(play, natural_stop=True) == (None, "")) is (kind is FailureKind.LENGTH)
 
 
-def test_a_stream_that_ends_within_an_event() -> None:
-    async def play(stream: Stream) -> None:
-        await stream.tokens(3)
-        await stream.response.write(data(token(3, finish="length"))[:-20])
-
-    assert failure(play)[0] is FailureKind.TRUNCATED
-
-
 @pytest.mark.parametrize(
     ("end", "kind"), [(Stream.cut, FailureKind.TRUNCATED), (Stream.reset, FailureKind.RESET)]
 )
@@ -286,14 +238,6 @@ def test_messages_without_a_floor_are_a_failure() -> None:
             await stream.say(deep, b"[DONE]")
 
         assert failure(play)[0] in {FailureKind.NOT_JSON, FailureKind.IN_BAND}
-
-
-def test_the_words_of_an_error_event_are_told() -> None:
-    async def play(stream: Stream) -> None:
-        await stream.tokens(1)
-        await stream.response.write(b'event: error\ndata: {"detail": "worker lost"}\n\ndata: [DONE]\n\n')
-
-    assert failure(play) == (FailureKind.IN_BAND, "worker lost")
 
 
 # Streams without an end ---------------------------------------------------------------------------------

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from sparkwright.base.errors import EndpointError, ServerError
+from sparkwright.base.errors import ServerError
 from sparkwright.engine.cell import Cell, Deadlines, Load, Prompt
-from sparkwright.engine.client.endpoint import Endpoint, check_endpoint, open_session
+from sparkwright.engine.client.endpoint import Endpoint, open_session
 from sparkwright.engine.client.load import run_load
-from sparkwright.engine.client.request import canary, count_tokens
+from sparkwright.engine.client.request import count_tokens
 from sparkwright.engine.observations import FailureKind, Sample
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.simulator.faults import FAULTS, parse_faults
 from sparkwright.verify.simulator.machine import Clock, Log
 from sparkwright.verify.simulator.main import read_truth, simulator
 from sparkwright.verify.simulator.server import listening
-from sparkwright.verify.simulator.settings import VERSION, Settings
+from sparkwright.verify.simulator.settings import Settings
 from sparkwright.verify.simulator.stream import TraceFile
 
 SPEED = 60.0
@@ -59,10 +59,6 @@ def measure(
     return asyncio.run(run())
 
 
-def spoken(samples: list[Sample]) -> dict[str, str]:
-    return {sample.prompt: sample.text for sample in samples}
-
-
 @pytest.mark.parametrize("chat", [False, True], ids=["completions", "chat"])
 def test_a_healthy_server_counts(tmp_path: Path, *, chat: bool) -> None:
     load = Load(concurrency=4, requests=10, max_tokens=40, chat=chat, logprobs=3)
@@ -81,38 +77,6 @@ def test_a_healthy_server_counts(tmp_path: Path, *, chat: bool) -> None:
 
 ODD = ["usage-at-end", "role-chunks", "empty-content", "reasoning-only", "reasoning-content", "tool-calls"]
 ODD += ["sse-comments", "crlf", "split-reads", "joined-events"]
-
-
-def test_all_odd_streams_are_here() -> None:
-    others = {"near-ties", "flood"}  # of the engine
-    streams = [name for name, fault in FAULTS.items() if not fault.noticed_by and name not in others]
-    assert sorted(ODD) == sorted(streams)
-
-
-@pytest.mark.parametrize("fault", ODD)
-def test_what_is_odd_but_right_counts(tmp_path: Path, fault: str) -> None:
-    alone = Load(requests=10, max_tokens=40, chat=True)  # beside others a request may be answered otherwise
-    samples = measure(tmp_path, fault, load=alone)
-    assert [sample.failure for sample in samples] == [None] * 10
-    assert {sample.output_tokens for sample in samples} == {40}
-    truths = read_truth(tmp_path / "truth.jsonl")
-    assert all(truths[sample.request].first_token_written_ns < sample.first for sample in samples)
-    kinds = {chunk.kind for sample in samples for chunk in sample.chunks}
-    if fault.startswith("reasoning"):
-        assert kinds == {"reasoning"}
-    if fault == "tool-calls":
-        assert kinds == {"tool"}
-    if kinds == {"content"}:
-        assert spoken(samples) == spoken(measure(tmp_path, load=alone))
-
-
-@pytest.mark.parametrize("thinking", [False, True])
-def test_a_model_thinks_only_where_the_load_lets_it(tmp_path: Path, *, thinking: bool) -> None:
-    load = Load(requests=2, max_tokens=160, chat=True, thinking=thinking)
-    samples = measure(tmp_path, load=load, reasoning=True)
-    kinds = [chunk.kind for chunk in samples[0].chunks]
-    assert ("reasoning" in kinds) is thinking
-    assert "content" in kinds
 
 
 WRONG = {
@@ -146,33 +110,6 @@ def test_what_is_wrong_fails_for_what_it_is(tmp_path: Path, fault: str, *, chat:
     assert len(samples) == 10
     assert len(failures) == 2  # every fifth one
     assert {failure.kind for failure in failures} <= WRONG[fault]
-
-
-@pytest.mark.parametrize(
-    ("fault", "message"), [("old-version", "nothing before 0.20"), ("not-json", "web page")]
-)
-def test_servers_that_are_refused(tmp_path: Path, fault: str, message: str) -> None:
-    async def run(*faults: str) -> str:
-        async with simulated(tmp_path, *faults) as endpoint, open_session(endpoint) as session:
-            return (await check_endpoint(session, endpoint, Deadlines())).version
-
-    assert asyncio.run(run()) == VERSION
-    with pytest.raises(EndpointError, match=message):
-        asyncio.run(run(fault))
-
-
-def test_a_dead_engine_behind_a_healthy_face(tmp_path: Path) -> None:
-    async def run() -> tuple[str, int, str]:
-        deadlines = Deadlines(canary_s=60.0)
-        async with simulated(tmp_path, "dead-engine=1") as endpoint, open_session(endpoint) as session:
-            before = await canary(session, endpoint, deadlines, SPEED)
-            async with session.get(endpoint.url + "/health") as response:
-                health = response.status
-            return before, health, await canary(session, endpoint, deadlines, SPEED)
-
-    before, health, after = asyncio.run(run())
-    assert (before, health) == ("", 200)
-    assert after.startswith("first-token: ")
 
 
 def test_documents_have_the_length_that_was_asked_for(tmp_path: Path) -> None:

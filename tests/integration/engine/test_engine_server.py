@@ -178,23 +178,6 @@ def test_a_server_at_another_address_is_reached(tmp_path: Path, host: str, root:
     assert this.url == f"http://{root}:{this.launch.port}"
 
 
-def test_a_simulated_boot_is_read(tmp_path: Path) -> None:
-    this = simulator(tmp_path, "--k", "7", "--kv-dtype", "fp8")
-    boot(this)
-    facts = this.facts
-    assert (facts.version, facts.runner) == ("0.33.0", "v1")
-    assert (facts.speculative_tokens, facts.speculative_method) == (7, "dflash")
-    assert facts.kv_dtype == "fp8"
-    assert facts.kv_tokens > 100_000
-    assert facts.kv_gib + facts.weights_gib < 119.68
-    assert facts.max_num_seqs == 64
-    assert facts.capture_sizes
-    assert not any(size % 8 for size in facts.capture_sizes), "rounded to 1 + k, as their number tells"
-    assert facts.graph_gib is not None
-    assert this.orphans == 0
-    assert this.errors_since(0) == ()
-
-
 # Not ready ---------------------------------------------------------------------------------
 
 

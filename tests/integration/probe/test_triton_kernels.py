@@ -7,14 +7,9 @@ from pathlib import Path
 import pytest
 
 from sparkwright.git.repository import open_repository
-from sparkwright.pipeline.checkout import open_checkout
-from sparkwright.pipeline.job import make_job
-from sparkwright.pipeline.options import BuildOptions
 from sparkwright.probe.environment import environment_key, prepare_environment
 from sparkwright.probe.launches import LIMIT, KernelSurvey
 from sparkwright.store.paths import Store, open_store
-
-ROOT = Path(__file__).parents[3]
 
 PLATFORM = """
 from collections import namedtuple
@@ -169,36 +164,3 @@ def test_planted_launches_are_found_and_their_healthy_twin_is_stored(survey, tmp
     monkeypatch.setattr("sparkwright.probe.launches.run_limited", None)  # no child is started
     again = survey.survey(tree, "0.33.0")
     assert (again.fresh, again.launches) == (0, healthy.launches)
-
-
-LATENT = """
-import runpy
-from pathlib import Path
-
-
-def cases(tree):
-    every = runpy.run_path({path!r})["cases"](tree)
-    return [case for case in every if "512 + 64" in case[0] and "16 heads, context of 256" in case[0]]
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("series", ["0.24", "0.33"])
-@pytest.mark.walk  # `make triton` compiles every kernel
-def test_upstreams_latent_attention_over_fp8_does_not_fit(series, tmp_path):
-    launches = tmp_path / "latent.py"
-    path = str(ROOT / "build/sparkwright/probe/child/kernel_launches.py")
-    launches.write_text(LATENT.format(path=path), encoding="utf-8")
-    store = open_store()
-    repository = open_repository(store.git)
-    try:
-        job = make_job(open_checkout(ROOT, series), store, repository, BuildOptions(series=series))
-        version = job.spec.lock.release.version
-        report = KernelSurvey(store, repository, launches=launches, tests=False).survey(
-            job.pristine.tree, version
-        )
-    finally:
-        repository.close()
-    (fault,) = report.faults()
-    assert "_fwd_grouped_kernel_stage1: 102400 bytes of shared memory, more than 101376" in fault
-    assert "in FP8" in fault

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from serve_kit import Serving
 from two_hosts_kit import FAST, NAME, SLOW, TwoHosts, two_hosts, worker_environment, write_recipe
-from world import wait_until
 
 from sparkwright.base.errors import ClusterError, ConfigError, ServerEndedError
 
@@ -83,23 +82,6 @@ def test_both_start_answer_and_end_and_the_second_start_copies_nothing(hosts: Tw
     hosts.wait_until_gone(5)
 
 
-@pytest.mark.walk  # as a lost connection; two whole starts
-def test_a_worker_that_ends_ends_both(hosts: TwoHosts, serving: Any) -> None:
-    this = serving("--watch")
-    this.wait_for("serve.ready")
-    hosts.fault("worker-dies")
-    assert this.end()[0] == ServerEndedError.exit_code
-    hosts.wait_until_gone()
-
-    this = serving()
-    status, errors = this.end()
-    assert status == ServerEndedError.exit_code
-    assert f"the worker on {NAME} ended by itself with status 1" in errors
-    assert "NCCL error: unhandled system error" in errors
-    assert "serve.ready" not in {line["kind"] for line in this.lines()}
-    hosts.wait_until_gone(5)
-
-
 def test_a_lost_connection_ends_both(hosts: TwoHosts, serving: Any) -> None:
     this = serving()
     this.wait_for("serve.ready")
@@ -107,29 +89,6 @@ def test_a_lost_connection_ends_both(hosts: TwoHosts, serving: Any) -> None:
     status, errors = this.end()
     assert status == ServerEndedError.exit_code
     assert f"the connection to the worker on {NAME} was lost" in errors
-    hosts.wait_until_gone()
-
-
-@pytest.mark.walk  # a minute of silence; as a lost connection
-def test_a_cable_that_is_pulled_ends_both(hosts: TwoHosts, serving: Any) -> None:
-    this = serving()
-    this.wait_for("serve.ready")
-    subprocess.run(["ip", "-n", hosts.namespaces[1], "link", "set", FAST, "down"], check=True, timeout=30)
-    # What is left is sshd's, which knows of nothing.
-    wait_until(lambda: all(one.name().startswith("sshd") for one in hosts.processes()), patience_s=120)
-    status, errors = this.end()
-    assert status == ServerEndedError.exit_code
-    assert f"the connection to the worker on {NAME} was lost" in errors
-
-
-@pytest.mark.walk  # as a lost connection
-def test_killed_it_leaves_nothing_on_either_machine(hosts: TwoHosts, serving: Any) -> None:
-    hosts.fault("deaf")
-    this = serving()
-    this.wait_for("serve.ready")
-    assert hosts.processes()
-    this.child.kill()
-    this.end()
     hosts.wait_until_gone()
 
 

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import contextlib
-import dataclasses
 import json
 import shutil
 import subprocess
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import msgspec
 import pytest
 import report_kit
 
@@ -189,14 +187,6 @@ WIDTHS = (1600, 820, 390)
 # Everything that is folded shows.
 UNFOLD = "document.querySelectorAll('details').forEach(one => { one.open = true; })"
 
-# Tables of cells that are wider than their frame.
-CLIPPED = """[...document.querySelectorAll('#cells .scroll')].filter(one => one.scrollWidth > one.clientWidth)
-  .map(one => `${one.scrollWidth} > ${one.clientWidth}`)"""
-
-# Lines that the names of figures take.
-NAMES = """[...document.querySelectorAll('.measured dt')].filter(one => one.getClientRects().length)
-.map(one => Math.round(one.getBoundingClientRect().height / parseFloat(getComputedStyle(one).lineHeight)))"""
-
 
 @pytest.fixture(scope="module")
 def port() -> Iterator[int]:
@@ -221,56 +211,6 @@ def test_a_page_fits_its_window(port: int, folder: Path, name: str) -> None:
             assert await page.ask(SIDEWAYS) == [], width
 
     visit(port, folder / f"{name}.html", look)
-
-
-def test_the_table_of_cells_shows_all_of_its_columns(port: int, folder: Path) -> None:
-    async def look(page: Page) -> None:
-        await page.look(1400)
-        await page.ask(UNFOLD)
-        assert await page.ask(CLIPPED) == []
-
-    visit(port, folder / "healthy.html", look)
-
-
-def test_names_of_figures_are_never_broken_letter_by_letter(port: int, tmp_path: Path) -> None:
-    """Beside a value of many words, which may have lines of its own."""
-    run = report_kit.healthy()
-    sizes = {"main boot 0 sizes": ", ".join(map(str, range(8, 520, 8)))}
-    findings = [msgspec.structs.replace(run.findings[0], measured=sizes), *run.findings[1:]]
-    file = tmp_path / "long.html"
-    file.write_text(render_html(dataclasses.replace(run, findings=findings)))
-
-    async def look(page: Page) -> list[float]:
-        await page.look(1280)
-        await page.ask(UNFOLD)
-        found: list[float] = await page.ask(NAMES)
-        return found
-
-    heights = visit(port, file, look)
-    assert heights
-    assert max(heights) <= 2
-
-
-def test_verdict_and_table_of_a_passed_run_take_one_screen(port: int, folder: Path) -> None:
-    async def look(page: Page) -> tuple[float, int]:
-        await page.look(1280, 900)
-        end = await page.ask(
-            "document.querySelector('#speed table').getBoundingClientRect().bottom + scrollY"
-        )
-        return end, await page.ask("document.body.innerText.split(/\\s+/).length")
-
-    end, words = visit(port, folder / "healthy.html", look)
-    assert end < 900
-    assert words < 900
-
-
-def test_a_link_to_a_folded_finding_shows_it(port: int, folder: Path) -> None:
-    async def look(page: Page) -> Any:
-        await page.look(1280)
-        await page.ask("location.hash = '#finding-1'")
-        return await page.ask("document.querySelector('#finding-1').getBoundingClientRect().height")
-
-    assert visit(port, folder / "healthy.html", look) > 0
 
 
 @pytest.mark.parametrize("dark", [False, True])

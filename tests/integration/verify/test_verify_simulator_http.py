@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from simulator_kit import Served, body, parsed, prompt, served
 
 FULL = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}, "return_token_ids": True}
@@ -40,101 +39,6 @@ def metrics(page: str) -> dict[str, float]:
 # Healthy -------------------------------------------------------------------------------------------------
 
 
-def test_a_stream_has_its_tokens_its_count_and_its_end(tmp_path: Path) -> None:
-    events = on(tmp_path, lambda server: server.events(body(prompt(1), 50) | FULL))
-    assert events[-1] == "[DONE]"
-    ids = [choice["token_ids"] for choice in choices(events)]
-    assert sum(map(len, ids)) == 50
-    assert len(ids[0]) == 1
-    assert max(map(len, ids)) > 2  # several tokens in an event: what was accepted, and one more
-    assert choices(events)[0]["prompt_token_ids"]
-    assert [choice["finish_reason"] for choice in choices(events)][-2:] == [None, "length"]
-    counts = [event["usage"]["completion_tokens"] for event in events[:-1]]
-    assert counts[-1] == 50
-    assert counts[:-1] == [sum(map(len, ids[: index + 1])) for index in range(len(ids))]
-    assert events[-2]["choices"] == []
-    assert events[-2]["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
-    assert "usage" not in on(tmp_path, lambda server: server.events(body(prompt(1))))[0]
-
-
-def test_a_chat_begins_with_a_role_and_goes_on_with_content(tmp_path: Path) -> None:
-    ask = {"messages": [{"role": "user", "content": "Tell me a story"}], "max_tokens": 40, "temperature": 0}
-
-    async def both(server: Served) -> tuple[list[Any], Any]:
-        events = await server.events(ask | FULL | {"ignore_eos": True}, "/v1/chat/completions")
-        return events, await server.post("/v1/chat/completions", ask | {"ignore_eos": True})
-
-    events, (status, whole) = on(tmp_path, both)
-    assert choices(events)[0]["delta"] == {"role": "assistant", "content": ""}
-    streamed = "".join(choice["delta"]["content"] for choice in choices(events))
-    assert status == 200
-    assert whole["choices"][0]["message"] == {"role": "assistant", "content": streamed}
-    assert whole["usage"]["completion_tokens"] == 40
-    assert events[0]["object"] == "chat.completion.chunk"
-    assert ["stop_reason" in choice for choice in choices(events)][-2:] == [False, True]
-
-
-def test_what_a_prompt_states_is_answered(tmp_path: Path) -> None:
-    question = "The code for Otter is 4711. The code for Elk is 815.\n\nWhat is the code for Elk? Be short."
-
-    async def ask(server: Served) -> list[str]:
-        found = []
-        for asked in (question, "Work this out: 1234 + 4321", "Nothing is asked here"):
-            _, whole = await server.post("/v1/completions", body(asked, 200) | {"ignore_eos": False})
-            assert whole["choices"][0]["finish_reason"] in {"stop", "length"}
-            found.append(whole["choices"][0]["text"])
-        return found
-
-    assert on(tmp_path, ask)[:2] == [" The code for Elk is 815.", " The result is 5555."]
-
-
-@pytest.mark.parametrize("chat", [False, True])
-def test_logprobs_hold_the_chosen_token_by_its_id(tmp_path: Path, *, chat: bool) -> None:
-    fields: dict[str, Any] = {"return_tokens_as_token_ids": True, "return_token_ids": True}
-    fields |= {"logprobs": True, "top_logprobs": 3} if chat else {"logprobs": 3}
-    ask = body(prompt(1), 30, **fields) | {"messages": [{"role": "user", "content": "Go"}]}
-    path = "/v1/chat/completions" if chat else "/v1/completions"
-    events = on(tmp_path, lambda server: server.events(ask, path))
-    for choice in choices(events)[1 if chat else 0 :]:
-        names = [f"token_id:{token}" for token in choice["token_ids"]]
-        if chat:
-            entries = choice["logprobs"]["content"]
-            assert [entry["token"] for entry in entries] == names
-            assert all(len(entry["top_logprobs"]) <= 3 for entry in entries)
-        else:
-            assert choice["logprobs"]["tokens"] == names
-            for name, own, top in zip(
-                names, choice["logprobs"]["token_logprobs"], choice["logprobs"]["top_logprobs"], strict=True
-            ):
-                assert top[name] == own <= max(top.values()) < 0
-
-
-def test_metrics_say_what_was_served(tmp_path: Path) -> None:
-    async def ask(server: Served) -> dict[str, float]:
-        for _ in range(2):
-            await server.events(body(prompt(1, words=60), 50))
-        status, page = await server.get("/metrics")
-        assert status == 200
-        return metrics(page)
-
-    found = on(tmp_path, ask)
-    drafts, accepted = (
-        found["vllm:spec_decode_num_drafts_total{}"],
-        found["vllm:spec_decode_num_accepted_tokens_total{}"],
-    )
-    positions = [
-        found[f'vllm:spec_decode_num_accepted_tokens_per_pos_total{{position="{at}"}}'] for at in range(7)
-    ]
-    assert sum(positions) == accepted > 0
-    assert 0 <= accepted + drafts + 2 - found["vllm:generation_tokens_total{}"] <= 14
-    assert found["vllm:generation_tokens_total{}"] == 100
-    assert found['vllm:request_success_total{finished_reason="length"}'] == 2
-    assert found["vllm:prefix_cache_hits_total{}"] > 0
-    assert found["vllm:num_requests_running{}"] == found["vllm:num_requests_waiting{}"] == 0
-    assert found["process_start_time_seconds"] > 1e9
-    assert not any("spec_decode" in name for name in on(tmp_path, ask, k=0))
-
-
 def test_addresses_answer_as_vllms_do(tmp_path: Path) -> None:
     async def ask(server: Served) -> None:
         key = {"Authorization": "Bearer K"}
@@ -159,24 +63,6 @@ def test_addresses_answer_as_vllms_do(tmp_path: Path) -> None:
         assert tokens["count"] == len(tokens["tokens"]) == 3
 
     on(tmp_path, ask, api_key="K")
-
-
-def test_the_truth_is_told_of_each_request(tmp_path: Path) -> None:
-    async def ask(server: Served) -> list[dict[str, Any]]:
-        await asyncio.gather(*(server.events(body(prompt(number), 40)) for number in range(6)))
-        return server.traces()
-
-    traces = on(tmp_path, ask)
-    assert sorted(trace["number"] for trace in traces) == [1, 2, 3, 4, 5, 6]
-    for trace in traces:
-        assert (
-            trace["received_ns"]
-            <= trace["accepted_ns"]
-            < trace["first_token_written_ns"]
-            < trace["last_token_written_ns"]
-        )
-        assert trace["tokens"] == 40
-        assert trace["drafts"] == trace["chunks"] - 1
 
 
 def test_a_client_that_goes_is_forgotten(tmp_path: Path) -> None:

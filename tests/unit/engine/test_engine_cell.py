@@ -1,13 +1,11 @@
 """A cell's key, which is computed once, the requests of its load, and its deadlines."""
 
 import itertools
-from dataclasses import dataclass
 
 import msgspec
 import pytest
 from msgspec.structs import replace
 
-from sparkwright.base.digests import digest_of
 from sparkwright.engine import cell as cells
 from sparkwright.engine.cell import Cell, Load, Message, Prompt, Tool
 from sparkwright.engine.client.endpoint import Endpoint
@@ -19,28 +17,6 @@ from sparkwright.engine.observations import FailureKind, Observation, RequestFai
 CELL = Cell(
     "sweep", "code c=1", Load(), (Prompt("code/0", "code", "Add two numbers."),), tags={"kind": "cold"}
 )
-
-
-@dataclass
-class Counted:
-    """`digest_of`, and how often it was called."""
-
-    calls: int = 0
-
-    def __call__(self, value: object) -> str:
-        self.calls += 1
-        return digest_of(value)
-
-
-def test_a_key_is_computed_once_and_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = Counted()
-    monkeypatch.setattr(cells, "digest_of", counted)
-    cell = replace(CELL)
-    assert {cell.key for _ in range(5)} == {"f9ada9eaa3fd32fd"}  # as runs have it that are on disk
-    assert counted.calls == 1
-    other = replace(cell, boot=1)
-    assert other.key != cell.key
-    assert counted.calls == 2
 
 
 def test_messages_tools_pictures_a_schema_and_a_budget_change_the_key() -> None:

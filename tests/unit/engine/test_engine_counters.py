@@ -14,7 +14,6 @@ from sparkwright.engine.metrics.counters import (
     hit_rate,
     identities,
     speculation,
-    step_time_ms,
 )
 from sparkwright.engine.observations import Chunk, FailureKind, MetricsSnapshot, RequestFailure, Sample
 
@@ -135,17 +134,6 @@ def test_hit_rate() -> None:
     absent = {"prefix_hits": -1, "prefix_queries": -1}
     with pytest.raises(SeriesAbsentError, match="vllm:prefix_cache_hits"):
         hit_rate(replace(BEFORE, **absent), changed(**absent))
-
-
-# Step time -----------------------------------------------------------------------------------
-
-
-def test_step_time_of_published_rows_depends_on_the_engine_alone() -> None:
-    """Qwen3.6-27B with k = 12: tokens a second and acceptance of six categories, one table."""
-    rows = [(41.8, 34.5), (47.3, 41.7), (56.1, 50.0), (34.1, 27.3), (38.3, 31.3), (44.2, 37.2)]
-    times = [step_time_ms(1 + 12 * accept / 100, rate) for rate, accept in rows]
-    assert min(times) > 122.9
-    assert max(times) < 127.0
 
 
 # Identities ----------------------------------------------------------------------------------

@@ -24,11 +24,6 @@ def read(text: str) -> list[MetricSample]:
 # Exposition ----------------------------------------------------------------------------------
 
 
-def test_reads_names_labels_and_values_as_they_stand() -> None:
-    [point] = read('vllm:x_total{engine="0",model_name="a"} 41.0\n')
-    assert point == MetricSample(1, "vllm:x_total", {"engine": "0", "model_name": "a"}, 41.0)
-
-
 @pytest.mark.parametrize(
     ("number", "value"),
     [

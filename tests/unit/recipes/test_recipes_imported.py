@@ -164,11 +164,6 @@ def test_a_null_in_a_list_is_refused(tmp_path: Path) -> None:
         recipe_text(recipe)
 
 
-def test_a_long_name_becomes_that_of_a_file() -> None:
-    recipe, _ = import_recipe(f"vllm serve org/m --served-model-name {'x' * 500}")
-    assert recipe.name == "x" * 64
-
-
 def test_what_grows_without_end_is_refused() -> None:
     with pytest.raises(ConfigError, match="cannot be read as a command"):
         import_recipe("A=xxxxxxxx\n" + "A=$A$A\n" * 40 + "vllm serve $A")
@@ -207,11 +202,6 @@ def test_what_only_names_a_command_is_none(beside: str) -> None:
     assert import_recipe("vllm serve org/m --tag a#b")[0].flags["tag"] == "a#b"
     assert import_recipe("vllm serve org/m --tag 'a&b' &> log & wait")[0].flags == {"tag": "a&b"}
     assert import_recipe("vllm serve org/m --seed 1 2>&1 |& tee log")[0].flags == {"seed": 1}
-
-
-def test_yaml_without_a_model_names_none() -> None:
-    with pytest.raises(ConfigError, match="names no model"):
-        import_recipe("model:\ndefaults: {port: 8000}\n")
 
 
 @pytest.mark.parametrize(

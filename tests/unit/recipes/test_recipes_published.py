@@ -42,11 +42,6 @@ def test_a_table_in_defaults_is_one() -> None:
     assert (recipe.speculative, remarks) == ({"method": "mtp"}, ())
 
 
-@pytest.mark.parametrize("value", ["9" * 5000, "[" * 100_000], ids=["digits", "nested"])
-def test_what_python_cannot_read_as_a_value_stays_text(value: str) -> None:
-    assert import_recipe(f"vllm serve org/m --x {value}")[0].flags == {"x": value}
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -60,10 +55,6 @@ def test_what_python_cannot_read_as_a_value_stays_text(value: str) -> None:
 def test_a_server_in_a_running_container_behind_a_comment_or_an_option_is_found(text: str) -> None:
     recipe = import_recipe(text)[0]
     assert (recipe.model, recipe.flags) == ("org/m", {"seed": 1})
-
-
-def test_a_short_option_with_a_dot_is_the_long_one() -> None:
-    assert flags("-cc.mode=none") == {"compilation-config": {"mode": "none"}}
 
 
 SPREAD = """
@@ -233,10 +224,6 @@ def test_tokens_of_text_are_no_secrets() -> None:
     recipe, remarks = import_recipe(f"vllm serve org/m {options}")
     assert recipe.flags == {"hf-overrides": {"sign_from_token": ["no", "yes"], "use_token": True}}
     assert [one.what for one in remarks] == ["--hf-overrides.keys"]
-
-
-def test_a_list_of_json_is_one_word_of_the_command() -> None:
-    assert flags("""--allowed-origins '["*"]'""") == {"allowed-origins": '["*"]'}
 
 
 def test_the_model_behind_an_option_without_a_value_is_found() -> None:

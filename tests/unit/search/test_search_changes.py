@@ -7,10 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from kit import write_carry
-from search_kit import problem
 from tiny_release import make_tiny
 
 from sparkwright.base.errors import BisectionError, BusyError
@@ -19,7 +16,6 @@ from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.search import candidates, specs
 from sparkwright.search.changes import SpecDifference, UpstreamStep, difference
 from sparkwright.search.specs import ResolvedSpec, UpstreamPoint
-from sparkwright.search.subsets import Changes
 from sparkwright.store.disk import hold
 from sparkwright.store.paths import open_store
 from sparkwright.wheel.names import parse_name
@@ -92,39 +88,6 @@ def test_what_a_carry_requires_comes_with_it_and_leaves_after_it(shelf: Shelf) -
     found = difference(shelf.spec(free), shelf.spec(base, bound))
     assert ids(found)["top:revised"] == ("base:added",)
     assert names(found, "base:added", "top:revised") == ["base", "top"]
-
-
-@given(st.data())
-def test_every_closed_set_has_each_carry_after_what_it_requires(tmp_path_factory, data) -> None:
-    shelf = Shelf(tmp_path_factory.mktemp("shelf", numbered=True))
-    pool = "abcdef"
-
-    def side() -> list[Carry]:
-        chosen = data.draw(st.permutations(data.draw(st.sets(st.sampled_from(pool)).map(sorted))))
-        carries: list[Carry] = []
-        for name in chosen:
-            required = data.draw(
-                st.sets(st.sampled_from([one.name for one in carries]), max_size=2)
-                if carries
-                else st.just(set())
-            )
-            carries.append(shelf.carry(name, data.draw(st.sampled_from("ab")), tuple(sorted(required))))
-        return carries
-
-    start, end = shelf.spec(*side()), shelf.spec(*side())
-    try:
-        found = difference(start, end)
-    except BisectionError:
-        assert [one.folder for one in start.carries] == [one.folder for one in end.carries]
-        return
-    closed = Changes(problem().__class__(start="s", end="e", judge="j", changes=found.changes))
-    wanted = data.draw(st.sets(st.sampled_from([change.id for change in found.changes])))
-    carries = found.candidate(closed.close(wanted)).carries
-    seen: set[str] = set()
-    for carry in carries:
-        assert set(carry.spec.requires) <= seen
-        seen.add(carry.name)
-    assert len(seen) == len(carries)
 
 
 def test_upstream_is_a_chain_and_a_beginning_of_it_is_a_point(shelf: Shelf) -> None:

@@ -70,16 +70,6 @@ def test_the_order_and_the_weights_of_changes(asked: SearchProblem) -> None:
 
 
 @given(problems(), st.data())
-def test_what_is_left_without_some_changes_is_closed_and_the_most_that_can_be(asked, data):
-    changes = Changes(asked)
-    sets = closed_sets(changes)
-    applied = data.draw(st.sampled_from(sets))
-    gone = data.draw(st.sets(st.sampled_from(changes.order)))
-    left = changes.without(applied, gone)
-    assert left == max((one for one in sets if one <= applied and not one & gone), key=len)
-
-
-@given(problems(), st.data())
 def test_ddmin_ends_with_a_closed_set_of_which_nothing_can_be_left_out(asked: SearchProblem, data) -> None:
     changes = Changes(asked)
     everything = frozenset(changes.order)
@@ -150,14 +140,6 @@ def test_a_deterministic_search_takes_no_more_than_the_logarithm(n, data, bad_af
     assert (located.first, located.last) == (culprit, culprit)
     assert located.confidence >= 0.95
     assert len(asked) <= math.ceil(math.log2(n)) + 1
-
-
-@pytest.mark.parametrize("culprit", [1, 2, 1500, 1501, 2999, 3000])
-def test_nothing_is_asked_twice_among_many(culprit) -> None:
-    searching = locate(Posterior([1.0] * 3000, SURE), lambda at, _: asking(at), confidence=0.95)
-    located, asked = answered(searching, lambda position: position >= culprit)
-    assert (located.first, located.last) == (culprit, culprit)
-    assert len(asked) == len(set(asked)) <= 12
 
 
 @given(

@@ -3,25 +3,17 @@
 import argparse
 import hashlib
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import serve_pair
-from pair import install, load, sessions
+from pair import install, load
 from pair.load import Observed
 
 CARRIES = ["dflash-query-buffers", "tie-weights"]
 VERSION = "0.24.0+spark.0123abcd"
-NATIVE = ["_C_stable_libtorch", "spinloop"]
-BUILD_CARRY = {
-    "name": "native-sm121a",
-    "outcome": "applied",
-    "paths": ["CMakeLists.txt", "cmake/utils.cmake"],
-}
-SOURCE_CARRY = {"name": "flash-attn-sm121a", "outcome": "left-out", "source": "vllm-flash-attn", "paths": []}
 
 
 # --- what is installed
@@ -78,13 +70,6 @@ def test_a_healthy_installation_passes(tmp_path: Path) -> None:
     assert failed(install.inspect(stock, "0.24.0", [], [])) == []
 
 
-def test_what_was_left_out_on_purpose_has_to_be_named(tmp_path: Path) -> None:
-    patched = lay_out(tmp_path)
-    (tmp_path / "vllm" / "__init__.py").unlink()
-    assert failed(install.inspect(patched, VERSION, CARRIES, [])) == ["files are the wheel's"]
-    assert failed(install.inspect(patched, VERSION, CARRIES, ["vllm/__init__"])) == []
-
-
 def test_faults_of_an_installation_are_found(tmp_path: Path) -> None:
     patched = lay_out(tmp_path)
     assert failed(install.inspect(patched, "0.24.0", CARRIES, [])) == ["version"]
@@ -95,33 +80,6 @@ def test_faults_of_an_installation_are_found(tmp_path: Path) -> None:
     (tmp_path / "vllm" / "stray.py").unlink()
     (tmp_path / "vllm" / "tie-weights.py").write_text("# upstream's\n")
     assert failed(install.inspect(patched, VERSION, CARRIES, [])) == ["files are the wheel's"]
-
-
-def inspect_native(installed: install.Installed, **given: list[str]) -> list[str]:
-    asked = {"carries": [*CARRIES, "native-sm121a"], "native": NATIVE, "left_out": ["flash-attn-sm121a"]}
-    asked |= given
-    return failed(install.inspect(installed, VERSION, pruned=[], **asked))
-
-
-def test_a_wheel_with_binaries_of_ours_passes_with_carries_that_ship_no_file(tmp_path: Path) -> None:
-    installed = lay_out(tmp_path, native=NATIVE, others=[BUILD_CARRY, SOURCE_CARRY])
-    assert inspect_native(installed) == []
-    assert sorted(install.carried_files(installed)) == [f"vllm/{name}.py" for name in CARRIES]
-    assert sorted(install.native_binaries(installed)) == [f"vllm/{name}.abi3.so" for name in NATIVE]
-
-
-def test_faults_about_whose_binaries_they_are_are_found(tmp_path: Path) -> None:
-    installed = lay_out(tmp_path, native=NATIVE, others=[BUILD_CARRY, SOURCE_CARRY])
-    assert inspect_native(installed, native=[]) == ["native binaries"]
-    assert inspect_native(installed, native=NATIVE[:1]) == ["native binaries"]
-    assert inspect_native(installed, native=[*NATIVE, "_vllm_fa2_C"]) == ["native binaries"]
-    assert inspect_native(installed, left_out=[]) == ["carries"]
-    assert inspect_native(installed, carries=[*CARRIES, "native-sm121a", "flash-attn-sm121a"]) == ["carries"]
-    providers = installed.info / "sparkwright" / "providers.json"
-    stated = json.loads(providers.read_text())
-    stated[0]["sha256"] = "0" * 64
-    providers.write_text(json.dumps(stated))
-    assert inspect_native(installed) == ["files are the wheel's", "native binaries"]
 
 
 # --- what booted, and how it ended
@@ -203,51 +161,6 @@ def test_each_fault_of_a_boot_is_found(tmp_path: Path, view: dict[str, Any], che
     assert check_boot(installed, boot(installed, **view)) == [check]
 
 
-@pytest.mark.parametrize(
-    ("others", "wrong"),
-    [
-        ([{"card": "b"}], []),
-        ([], ["cards"]),
-        ([{"card": "a"}], ["cards"]),
-        ([{"card": "b", "captured": 0}], ["alike"]),
-        ([{"card": "b"}, {"card": "c"}], ["cards"]),
-    ],
-)
-def test_two_cards_have_to_boot_alike(tmp_path: Path, others: list[dict[str, Any]], wrong: list[str]) -> None:
-    line = boot(lay_out(tmp_path))
-    line["others"] = [line["view"] | other for other in others]
-    assert failed(serve_pair.card_checks(line, 2)) == wrong
-
-
-def test_a_module_from_elsewhere_or_with_other_contents_is_found(tmp_path: Path) -> None:
-    installed = lay_out(tmp_path)
-    line = boot(installed)
-    file, digest = line["modules"]["vllm/tie-weights.py"]
-    for other in (["/elsewhere.py", digest], [file, "sha256=other"]):
-        line["modules"]["vllm/tie-weights.py"] = other
-        assert check_boot(installed, line) == ["carried files imported"]
-
-
-def test_a_binary_that_is_not_the_installed_one_or_is_not_used_is_found(tmp_path: Path) -> None:
-    installed = lay_out(tmp_path, native=NATIVE)
-    assert check_boot(installed, boot(installed)) == []
-    ours, ours_too = (f"vllm/{name}.abi3.so" for name in NATIVE)
-    file = boot(installed)["binaries"][ours]["files"][0]
-    for planted in (
-        {ours: {"files": [["/elsewhere/" + ours, file[1]]], "before": True}},
-        {ours: {"files": [[file[0], "sha256=other"]], "before": True}},
-        {ours: {"files": [file, ["/elsewhere/" + ours, file[1]]], "before": True}},
-        {ours: {"files": [], "before": True}},
-        {ours: {"files": [file], "before": False}},
-    ):
-        line = boot(installed)
-        line["binaries"] |= planted
-        assert check_boot(installed, line) == ["native binaries mapped"]
-    line = boot(installed)
-    del line["binaries"][ours_too]
-    assert check_boot(installed, line) == ["native binaries mapped"]
-
-
 def judge(tmp_path: Path, lines: list[dict[str, Any]], log: str = "", status: int | None = 0) -> list[str]:
     installed = lay_out(tmp_path / "site")
     (tmp_path / "lines.jsonl").write_text(
@@ -281,17 +194,6 @@ END = {"kind": "end", "run": "v1-graphs", "errored": False}
 )
 def test_a_run_is_judged_by_its_lines_log_and_status(tmp_path, lines, log, status, found):
     assert judge(tmp_path, lines, log, status) == found
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"), [("raise SystemExit(3)", 3), ("import time; time.sleep(60)", None)]
-)
-def test_an_engine_ends_by_itself_or_is_ended_with_what_it_started(tmp_path, text, expected):
-    (tmp_path / "engine_of_the_test.py").write_text(f"print('begun', flush=True)\n{text}\n")
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    log = tmp_path / "log"
-    assert sessions.run_engine("engine_of_the_test", {}, log, env, 3) == expected
-    assert log.read_text().endswith("\n\nbegun\n")
 
 
 LEVEL = 17

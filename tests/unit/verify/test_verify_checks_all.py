@@ -104,11 +104,6 @@ def test_every_profile_runs_the_checks_that_it_names() -> None:
         assert profile_of(VerifyOptions(profile=name)).checks == sizes.checks
 
 
-def test_checks_keep_their_order() -> None:
-    order = ("boot", "coherence", "sweep", "bands", "crash", "context", "soak", "lossless")
-    assert tuple(name for name in PROFILES["full"].checks if name in order) == order
-
-
 def test_options_override_the_sizes_that_are_given_instead_of_a_profile() -> None:
     sizes = Profile(name="small", checks=("boot", "sweep"), levels=(1, 2), speed=7.0)
     assert profile_of(VerifyOptions(simulator=True), sizes) == sizes

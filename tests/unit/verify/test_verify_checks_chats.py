@@ -22,7 +22,7 @@ from sparkwright.verify.checks.flaws import (
     role_mark,
     tool_flaw,
 )
-from sparkwright.verify.checks.thinking import BUDGET, SLACK, thought_tokens
+from sparkwright.verify.checks.thinking import thought_tokens
 from sparkwright.verify.checks.traffic import TOOLS_OFFERED, TURNS
 
 SIZES = profile(max_tokens=256)
@@ -233,13 +233,6 @@ def test_answers_that_rounding_parts_late_are_not_called_ignored_seeds(parted, a
 OFF, ON, WITHIN = "no reasoning where it is off", "reasoning has its field", "reasoning keeps its budget"
 
 
-def test_a_healthy_server_thinks_within_its_budget_and_beyond_it_without() -> None:
-    findings = judged(ALL["thinking"], context(), reasoning=True)
-    assert set(findings) == {OFF, ON, WITHIN}
-    assert 1 <= int(findings[WITHIN].measured["tokens with a budget"]) <= BUDGET
-    assert int(findings[WITHIN].measured["tokens without"]) > BUDGET + SLACK
-
-
 def test_a_model_that_does_not_think_is_not_judged() -> None:
     findings = judged(ALL["thinking"], context())
     assert {finding.verdict for finding in findings.values()} == {Verdict.NOT_APPLICABLE}
@@ -288,11 +281,6 @@ def test_reasoning_without_token_ids_is_measured_by_its_characters() -> None:
 # Pictures ------------------------------------------------------------------------------------------------
 
 SENT, SEEN = "pictures are in the prompt", "pictures are seen"
-
-
-def test_every_picture_of_a_healthy_server_is_right() -> None:
-    findings = judged(ALL["image"], context(), k=0)
-    assert findings[SEEN].measured == {"colours": 6, "colours without pictures": 0}
 
 
 def test_a_model_that_takes_no_pictures_is_not_judged() -> None:

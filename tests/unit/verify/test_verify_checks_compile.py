@@ -15,7 +15,7 @@ from sparkwright.base.config import to_builtins
 from sparkwright.engine.cell import Load
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import Observation
-from sparkwright.engine.server.compiling import CompileWatch, cache_folders, kernels_in, told
+from sparkwright.engine.server.compiling import CompileWatch, cache_folders, kernels_in
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.checks.boot import KINDS
 
@@ -80,13 +80,6 @@ def test_caches_are_where_the_servers_environment_puts_them(tmp_path: Path) -> N
     )
     assert list(map(str, moved.values())) == ["/f/.cache/flashinfer", "/t", "/v", "/c"]
     assert kernels_in({"Triton": tmp_path / "none"}) == frozenset()
-
-
-def test_much_is_told_shortly() -> None:
-    files = [("Triton", f"{number:03}") for number in range(25)]
-    shown = told(["nvcc", "cicc", "nvcc"], files)
-    assert shown[:3] == ("cicc (1)", "nvcc (2)", "Triton: 000")
-    assert shown[-1] == "and 5 more files"
 
 
 # The check -------------------------------------------------------------------------------------

@@ -109,15 +109,6 @@ def test_prompts_are_of_lengths_around_several_multiples_of_each_block(blocks, l
     assert judged(run(where), where).verdict is Verdict.PASS
 
 
-def test_a_document_that_is_longer_than_was_wanted_is_brought_to_the_next_multiple() -> None:
-    def long(prompt: Prompt) -> int:
-        return 2 * length(prompt) - prompt.text.partition("\nIndex:")[2].count(" ")
-
-    cells = [observation.cell for observation in run(to(), tokens=long)]
-    words = [prompt.text.partition("\nIndex:")[2].partition("\n")[0].split() for prompt in cells[1].prompts]
-    assert min(map(len, words)) >= 0
-
-
 def test_documents_of_another_run_are_other_documents_of_as_many_tokens() -> None:
     where, trial = to(), measure(CHECK.cells(to())[0])
     (cold, *_), (other, *_) = (CHECK.cells(where, [one])[1:] for one in (trial, every(trial, started=9)))

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 import pytest
-from msgspec.structs import replace
 from verify_kit import (
     CATEGORIES,
     SEEDS,
@@ -16,7 +15,6 @@ from verify_kit import (
     costly,
     counted,
     crash_from,
-    failing,
     judge,
     profile,
     run,
@@ -24,7 +22,6 @@ from verify_kit import (
 )
 
 from sparkwright.engine.cell import Cell
-from sparkwright.engine.observations import FailureKind
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.checks.figures import figures
 
@@ -133,15 +130,6 @@ def test_speculation_is_not_applicable_where_nothing_requires_it() -> None:
     assert found["code: served at every level"].verdict == found[TOKENS].verdict == "pass"
 
 
-def test_missing_counters_are_not_excused() -> None:
-    server = Server(seed=1)
-    cells = SWEEP.cells(context())
-    seen = [replace(server.measure(cell), before=None, after=None) for cell in cells]
-    found = {one.name: one for one in SWEEP.judge(context(), seen)}
-    assert found["code: served at every level"].verdict == "invalid"
-    assert found[TOKENS].verdict == "inconclusive"
-
-
 # Identities ----------------------------------------------------------------------------------------------
 
 
@@ -206,9 +194,6 @@ def test_nothing_is_concluded_of_a_single_level_or_category() -> None:
 # The crash hunt ------------------------------------------------------------------------------------------
 
 CRASH = ALL["crash"]
-BURSTS = "no batch size breaks the server"
-DRAIN = "draining breaks nothing"
-WAVES = "mixed waves break nothing"
 HUNT = Bench(CRASH)
 hunted, hunt_judged, cell_at = HUNT.healthy, HUNT.judged, HUNT.at
 
@@ -228,34 +213,3 @@ def test_a_drain_passes_through_every_size() -> None:
     load = hunted()[cell_at("drain")].cell.load
     assert load.shape == "drain"
     assert (load.max_tokens - load.min_tokens) / load.requests == pytest.approx(6)
-
-
-def test_waves_mix_prompts_of_many_lengths() -> None:
-    lengths = [len(prompt.text.split()) for prompt in hunted()[cell_at("wave 1")].cell.prompts]
-    assert min(lengths) < 20
-    assert max(lengths) > 100
-
-
-def test_a_crash_on_the_drain_names_what_was_left_of_the_batch() -> None:
-    observations = list(hunted())
-    drain = observations[cell_at("drain")]
-    ends = sorted(sample.ended for sample in drain.samples)
-    living = {sample.prompt for sample in drain.samples if sample.ended > ends[-6]}
-    broken = failing(drain, FailureKind.RESET)
-    samples = tuple(
-        b if b.prompt in living else a for a, b in zip(drain.samples, broken.samples, strict=True)
-    )
-    finding = hunt_judged(
-        changed(observations, cell_at("drain"), samples=samples, canary="connection refused")
-    )[DRAIN]
-    assert finding.verdict == "fail"
-    assert "5 of 24 requests in drain from c=24 had their connection broken with 5 in flight" in finding.cause
-
-
-def test_a_wave_that_breaks_is_named() -> None:
-    at = cell_at("wave 2")
-    name = hunted()[at].cell.name
-    found = hunt_judged(changed(hunted(), at, log=("CUDA error: an illegal memory access was encountered",)))
-    assert found[WAVES].verdict == "fail"
-    assert f"in {name} the log has" in found[WAVES].cause
-    assert found[BURSTS].verdict == found[DRAIN].verdict == "pass"

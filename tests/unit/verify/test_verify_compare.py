@@ -222,11 +222,3 @@ def test_an_answer_that_is_read_at_once_has_no_rate_and_costs_no_verdict() -> No
     first = _at_once(seen[0]).samples[:2]
     found = by_name(CHECK.judge(there, changed(seen, 0, samples=(*first, *seen[0].samples[2:]))))
     assert {finding.verdict for finding in found.values()} == {Verdict.PASS}
-
-
-def test_servers_behind_something_that_buffers_are_not_compared() -> None:
-    there, pair = to(), Pair()
-    seen = [_at_once(pair.measure(cell)) for cell in CHECK.cells(there)]
-    finding = by_name(CHECK.judge(there, seen))[SPEED]
-    assert finding.verdict is Verdict.INVALID
-    assert "not streamed" in finding.cause

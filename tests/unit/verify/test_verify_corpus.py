@@ -40,11 +40,6 @@ def test_math_answers_are_right_and_not_in_the_question(entry):
     assert "Answer: <" in entry.text
 
 
-def test_prompts_of_two_categories_have_answers():
-    for category, entry in ENTRIES:
-        assert bool(entry.expect) == (category in {"math", "extraction"}), entry.name
-
-
 def test_a_fact_is_one_word_that_no_question_holds():
     facts = load_corpus().facts()
     assert len({fact.name for fact in facts}) == len({fact.text for fact in facts}) == len(facts) >= 12

@@ -34,14 +34,6 @@ def test_generated_tokens_are_accepted_plus_drafts_plus_requests(k: int, many: i
     assert counters.prompt == sum(request.prompt_tokens for request in requests)
 
 
-def test_nothing_is_drafted_without_speculation() -> None:
-    bench = Bench.of(k=0)
-    bench.serve(3, max_tokens=50)
-    counters = bench.engine.counters
-    assert (counters.drafts, counters.accepted, counters.per_position) == (0, 0, [])
-    assert counters.generated == 150
-
-
 def test_acceptance_follows_the_table_at_each_position() -> None:
     bench = Bench.of(k=7)
     bench.serve(32, max_tokens=400)
@@ -159,8 +151,6 @@ def test_what_is_accepted_does_not_depend_on_who_else_runs() -> None:
     many = crowd.serve(30, 200)
     assert many[0].steps == one.steps
 
-
-# Faults and starts ---------------------------------------------------------------------------------------
 
 # The table -----------------------------------------------------------------------------------------------
 

@@ -18,7 +18,7 @@ from sparkwright.engine.client.endpoint import Endpoint
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.verify import suite as suite_module
-from sparkwright.verify.check import PROFILES, Context, Profile
+from sparkwright.verify.check import Context, Profile
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.journal import FILE, Manifest, read_journal
 from sparkwright.verify.plan import Plan
@@ -339,14 +339,6 @@ def test_the_server_is_asked_what_its_tokenizer_makes_of_documents(
     tmp_path, monkeypatch, tokens_a_word, check, found
 ):
     assert words_per_token(tmp_path, monkeypatch, tokens_a_word, check) == found
-
-
-def test_the_demo_soaks_before_age_has_had_its_effect() -> None:
-    """Checks take a thousand of the server's seconds and more; decays begin after a few hundred."""
-    checks = PROFILES["demo"].checks
-    assert checks[:3] == ("boot", "coherence", "soak")
-    assert set(checks) < set(PROFILES["full"].checks)
-    assert "bands" not in checks, "there are no published figures of a simulator"
 
 
 def test_added_cells_are_measured_where_a_stopped_run_ended(tmp_path: Path, measured: list[str]) -> None:
