@@ -43,7 +43,6 @@ VLLM = '''\
 """``vllm serve`` on one of two machines: the worker holds a connection to the head, a simulator."""
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -56,7 +55,6 @@ def option(name):
     return words[words.index(name) + 1]
 
 
-faults = os.environ["FAULTS"]
 address = (option("--master-addr"), 29501)
 if "--headless" in words:
     print("WORKER", json.dumps({"argv": sys.argv, "python": sys.executable, **os.environ}), flush=True)
@@ -71,15 +69,9 @@ if "--headless" in words:
         except OSError:
             assert time.monotonic() < deadline, "no head"
             time.sleep(0.1)
-    if os.path.exists(faults + "/deaf"):
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     while True:  # as upstream's, it does not see that its head is gone
         time.sleep(0.1)
-        if os.path.exists(faults + "/worker-dies"):
-            raise RuntimeError("NCCL error: unhandled system error, NCCL version 2.28.9")
 
-if os.path.exists(faults + "/worker-missing"):
-    time.sleep(1000)
 server = socket.create_server(address)
 link, _ = server.accept()
 sys.path += os.environ["SIMULATOR_PATH"].split(":")
@@ -102,7 +94,6 @@ gpu-memory-utilization = 0.3
 
 [environment]
 SIMULATOR_PATH = "{path}"
-FAULTS = "{faults}"
 """
 
 
@@ -115,7 +106,7 @@ class TwoHosts:
     """Two machines; the first one runs sparkwright.
 
     Attributes:
-        folder: with the homes ``here`` and ``there``, ssh's files and the faults.
+        folder: with the homes ``here`` and ``there``, and ssh's files.
         python: the interpreter of an environment with vLLM.
         recipe: for two machines.
         own_sys: /sys is that of this machine.
@@ -136,9 +127,6 @@ class TwoHosts:
     @property
     def copies(self) -> Path:
         return self.there / "cache" / "sparkwright-peer"
-
-    def fault(self, name: str) -> None:
-        (self.folder / "faults" / name).touch()
 
     def sysfs(self, host: int, speed: dict[str, int], *, rdma: bool = True) -> None:
         """Write what /sys says of the interfaces of a machine."""
@@ -296,7 +284,7 @@ def _link(names: Sequence[str]) -> None:
 
 def _made(folder: Path, names: tuple[str, str], card: str) -> TwoHosts:
     ssh = folder / "ssh"
-    for name in ("here", "there", "faults", "ssh/bin", "ssh/there"):
+    for name in ("here", "there", "ssh/bin", "ssh/there"):
         (folder / name).mkdir(parents=True)
     for name in ("host", "client"):
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", ssh / name)
@@ -320,7 +308,7 @@ def _made(folder: Path, names: tuple[str, str], card: str) -> TwoHosts:
 
 def write_recipe(hosts: TwoHosts, *, nodes: int = 2, model: str = MODEL) -> None:
     path = f"{SOURCE_ROOT}:{sysconfig.get_path('purelib')}"
-    text = _RECIPE.format(model=model, nodes=nodes, path=path, faults=hosts.folder / "faults")
+    text = _RECIPE.format(model=model, nodes=nodes, path=path)
     hosts.recipe.write_text(text)
 
 
