@@ -1,6 +1,5 @@
 """Locked runtimes by the real uv and the real installer, from a folder of wheels: no index is asked."""
 
-import os
 import platform
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,6 @@ from sparkwright.lock.runtime import format_runtime, parse_runtime, read_runtime
 from sparkwright.publish.index import describe, publish, runtime_page, runtimes_in
 from sparkwright.recipes.recipe import Recipe
 from sparkwright.store.paths import Store
-from sparkwright.store.upkeep import prune, survey
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.runner import run_task
 from sparkwright.verify.setup import environment_of
@@ -84,12 +82,6 @@ def test_an_override_resolves_what_cannot_be_met(offered: Path) -> None:
     runtime = resolve_runtime(["beta>=9"], "aarch64", offline=True, overrides=["beta>=3"])
     assert [(one.name, one.version) for one in runtime.packages] == [("beta", "3.0")]
     assert runtime.overrides == ("beta>=3",)
-
-
-def test_what_is_locked_on_top_is_resolved_with_the_rest(offered: Path) -> None:
-    runtime = resolve_runtime(["gamma"], MACHINE, offline=True, extras=["beta<3"])
-    assert [(one.name, one.version) for one in runtime.packages] == [("beta", "2.0"), ("gamma", "1.0")]
-    assert runtime.extras == ("beta<3",)
 
 
 def test_it_installs_exactly_what_is_locked_and_once(store, wheel, patchsets, offered, tmp_path):
@@ -171,13 +163,6 @@ def test_two_at_once_make_one(store: Store, wheel: Path, patchsets: Path) -> Non
     assert len(list(store.environments.glob("*/pyvenv.cfg"))) == 1
 
 
-def test_it_is_pruned_like_all_that_the_store_has(store: Store, wheel: Path, patchsets: Path) -> None:
-    folder = prepare(wheel, RECIPE, Sources(store, patchsets), offline=True).python.parents[1]
-    os.utime(folder, (0, 0))
-    prune(store, survey(store), days=1)
-    assert not folder.exists()
-
-
 def test_a_service_keeps_its_own(store: Store, wheel: Path, patchsets: Path, tmp_path: Path) -> None:
     own = prepare(wheel, RECIPE, Sources(store, patchsets, folder=tmp_path / "service"), offline=True)
     assert own.python.parents[2] == tmp_path / "service"
@@ -233,9 +218,3 @@ class TestPublished:
         folder, runtimes = wheel.parent, runtimes_in(patchsets)
         assert f"{wheel.name[:-4]}.requirements.txt" in publish(folder, runtimes=runtimes).written
         assert publish(folder, runtimes=runtimes).written == ()
-
-    def test_a_wheel_of_another_series_gets_none(self, tmp_path: Path, patchsets: Path) -> None:
-        plain_wheel(tmp_path / "d", "vllm", "0.33.0", tag=f"py3-none-manylinux_2_28_{MACHINE}")
-        index = publish(tmp_path / "d", runtimes=runtimes_in(patchsets))
-        assert not [name for name in index.written if name.endswith(".requirements.txt")]
-        assert [file.version for file in index.files] == ["0.33.0"]

@@ -4,7 +4,6 @@ import json
 import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -13,23 +12,16 @@ import pytest
 from checkpoint_kit import DENSE, GEMMA_26B, GPT_OSS, QWEN_27B, QWEN_35B
 
 from sparkwright.engine.installed import EngineFacts
-from sparkwright.engine.release import ask_installed
 from sparkwright.merge.engine import merge_patchset
 from sparkwright.merge.report import MergeReport
 from sparkwright.pipeline.job import Job, open_job
 from sparkwright.pipeline.options import BuildOptions
-from sparkwright.recipes.recipe import load_recipe
 from sparkwright.rehearsal.model import ServedTree
 from sparkwright.rehearsal.run import serve_nearest
 from sparkwright.rehearsal.tree import prepare
 from sparkwright.serve.preflight.drafter import check_draft_cache
-from sparkwright.serve.preflight.facts import PreflightRequest
 from sparkwright.serve.preflight.kv_plan import KvOptions, KvPlan, plan_kv
-from sparkwright.serve.preflight.machine import read_host
-from sparkwright.serve.preflight.run import run_preflight
 from sparkwright.serve.preflight.shape import Attention, ModelShape, model_shape
-from sparkwright.serve.settings import with_settings
-from sparkwright.store.paths import Store
 
 ROOT = Path(__file__).parents[3]
 ASK = ROOT / "tests" / "support" / "ask_planner.py"
@@ -46,32 +38,6 @@ def opened() -> Iterator[tuple[Job, MergeReport, ServedTree]]:
         served = serve_nearest(job, report)
         assert served is not None
         yield job, report, served
-
-
-@pytest.mark.walk  # a minute of CPU time; changes with a lock
-def test_the_installed_release_is_asked_for_flags_and_variables(
-    opened: tuple[Job, MergeReport, ServedTree], store: Store
-) -> None:
-    _, _, served = opened
-    base = load_recipe(served.recipe)
-
-    def found(environment: dict[str, str], *settings: str) -> dict[str, str]:
-        request = PreflightRequest(
-            with_settings(base, settings),
-            python=served.python,
-            host=replace(read_host({}, models=Path(base.model)), card=None),
-            environment=environment,
-            ask=partial(ask_installed, store, identity=served.key),
-        )
-        checks = {"options", "dead-variable", "deprecated-flag"}
-        return {one.check: f"{one.level} {one.what}" for one in run_preflight(request) if one.check in checks}
-
-    assert found({"VLLM_LOGGING_LEVEL": "INFO"}) == {}
-    ill = found({"VLLM_GONE_SINCE": "1"}, "max-num-seq=3")
-    assert ill["options"].startswith("refuse")
-    assert "--max-num-seq" in ill["options"]
-    assert ill["dead-variable"] == "warn VLLM_GONE_SINCE has no effect"
-    assert "refuses the command" in found({}, "max-num-seqs=many")["options"]
 
 
 DRAFTERS = ((), (Attention(5, 8, 128),), (Attention(4, 8, 128, 2048), Attention(1, 8, 128)))

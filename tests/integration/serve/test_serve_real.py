@@ -1,7 +1,6 @@
 """`sparkwright serve` with a real vLLM and a real model: the merged Python on the CPU."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -12,8 +11,6 @@ from typing import Any
 import pytest
 import requests
 from serve_kit import SECRET, TOOL, Serving, all_files, key_file
-
-from sparkwright.base.errors import ServerEndedError
 
 ROOT = Path(__file__).parents[3]
 
@@ -62,32 +59,3 @@ def test_a_real_model_chats_calls_a_tool_and_is_gone_at_the_end(serving: Any, tm
     assert status == 0, errors
     assert this.lines()[-1]["orphans"] == 0
     assert SECRET not in all_files(Path(ready["log"]).parent) + this.out.read_text() + errors
-
-
-@pytest.mark.walk  # as on the simulator, in test_serve_watch.py
-def test_a_stopped_engine_core_is_found_behind_a_green_health(serving: Any) -> None:
-    this = serving("--no-warm-up", "--watch", "--stall-seconds", "30")
-    ready = this.wait_for("serve.ready")
-    this.wait_for("serve.watch", verdict="healthy")
-    (core,) = (one for one in this.family if one.name().startswith("VLLM::EngineCor"))
-    core.suspend()
-    assert requests.get(f"{ready['url'].removesuffix('/v1')}/health", timeout=60).status_code == 200
-    status, errors = this.end()
-    assert status == ServerEndedError.exit_code, errors
-    assert "the engine is wedged" in errors
-    incident = Path(this.wait_for("serve.incident")["folder"])
-    states = {one["state"] for one in json.loads((incident / "processes.json").read_text())}
-    assert "stopped" in states
-
-
-@pytest.mark.walk  # as on the simulator, in test_cli_serve.py
-def test_an_engine_core_that_is_killed_ends_it_with_a_clear_error(serving: Any) -> None:
-    this = serving("--no-warm-up")
-    ready = this.wait_for("serve.ready")
-    (core,) = (one for one in this.family if one.name().startswith("VLLM::EngineCor"))
-    os.kill(core.pid, signal.SIGKILL)
-    status, errors = this.end()
-    assert status == ServerEndedError.exit_code, errors
-    assert this.lines()[-1]["error"] == "ServerEndedError"
-    assert "(engine-died)" in errors
-    assert (Path(ready["log"]).parent / "incident-1" / "incident.json").is_file()

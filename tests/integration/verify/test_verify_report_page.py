@@ -276,20 +276,3 @@ def test_the_keyboard_reaches_links_and_tables(port: int, folder: Path) -> None:
         assert await page.ask(tables)
 
     visit(port, folder / "healthy.html", look)
-
-
-def test_those_who_cannot_see_hear_what_is_there(port: int, folder: Path) -> None:
-    async def look(page: Page) -> list[tuple[str, str]]:
-        await page.look(1280)
-        await page.ask(UNFOLD)
-        await page.send("Accessibility.enable")
-        nodes = (await page.send("Accessibility.getFullAXTree"))["nodes"]
-        return [
-            (node["role"]["value"], node.get("name", {}).get("value", ""))
-            for node in nodes
-            if not node["ignored"] and "role" in node
-        ]
-
-    heard = visit(port, folder / "healthy.html", look)
-    roles = [role for role, _ in heard]
-    assert {"banner", "navigation", "main", "contentinfo", "table"} <= set(roles)

@@ -1,7 +1,6 @@
 """Progress of tasks on standard error: lines for a log, bars on a terminal."""
 
 import io
-import itertools
 from typing import Any
 
 import pytest
@@ -60,19 +59,6 @@ class TestLines:
         show(progress(57, running=there))
         show.beat()
         assert "longest b on spark-2 (4.0 s), on spark-1: 2, spark-2: 1\n" in capsys.readouterr().err
-
-    def test_there_are_few_of_them(self, clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
-        show = output._PlainLines()
-        show(STARTED)
-        told = []
-        for second in range(300):
-            clock[0] += 1
-            show(progress(second % 193, *NAMES))
-            show.beat()
-            if capsys.readouterr().err.count("left"):
-                told.append(second)
-        assert told[0] == 3
-        assert {after - before for before, after in itertools.pairwise(told)} == {4}
 
     def test_a_silent_task_is_told_of_as_well(self, clock, capsys):
         show = output._PlainLines()

@@ -147,16 +147,6 @@ def test_a_failure_is_the_tasks_or_the_machines(
     assert failed == Failed("one", "there", fault, kind, "it", "so", "then")
 
 
-@pytest.mark.parametrize(("kind", "why"), [("kill", "status -9"), ("silent", "no document")])
-def test_a_program_that_gives_no_document_says_nothing_of_the_task(
-    runner: TaskRunner, store: Store, kind: str, why: str
-) -> None:
-    failed = runner.run(made(store, kind))
-    assert isinstance(failed, Failed)
-    assert failed.fault == ""
-    assert why in failed.because
-
-
 def test_a_machine_without_the_files_is_unfit(runner: TaskRunner, store: Store) -> None:
     lacking = StoredFile(path="request.json", sha256="0" * 64, size=1)
     failed = runner.run(Task("one", ("do",), (lacking,)))

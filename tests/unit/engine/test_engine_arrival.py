@@ -46,18 +46,6 @@ def test_bytes_that_wait_are_dated_by_their_coming(pair: tuple[ArrivalSocket, Ar
         assert reader.arrived_ns < sent + PAUSE_S * 1e9 / 2
 
 
-def test_reading_into_a_buffer_is_the_same(pair: tuple[ArrivalSocket, ArrivalSocket]) -> None:
-    sender, reader = pair
-    sender.sendall(b"abcdef")
-    sent = time.perf_counter_ns()
-    time.sleep(PAUSE_S)
-    room = bytearray(10)
-    assert reader.recv_into(room, 4) == 4
-    assert reader.recv_into(room) == 2
-    assert bytes(room[:4]) == b"efcd"
-    assert reader.arrived_ns < sent + PAUSE_S * 1e9 / 2
-
-
 def test_moments_never_go_back(pair, monkeypatch):
     sender, reader = pair
     sender.sendall(b"a")
@@ -84,24 +72,6 @@ def test_a_kernel_that_notes_nothing_leaves_the_moment_of_the_read(pair, monkeyp
     before = time.perf_counter_ns()
     reader.recv(1)
     assert before < reader.arrived_ns
-
-
-def test_a_closed_socket_is_not_found_by_the_next_one_of_its_descriptor() -> None:
-    async def run() -> None:
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            closed = make_socket((socket.AF_INET, socket.SOCK_STREAM, 0, None, None))
-            descriptor = closed.fileno()
-            closed.close()
-            with socket.socket() as ordinary:
-                assert ordinary.fileno() == descriptor
-                ordinary.connect(server.getsockname())
-                ordinary.settimeout(0)
-                _, writer = await asyncio.open_connection(sock=ordinary)
-                assert arrivals_of(writer.transport) is None
-                writer.close()
-            del closed
-
-    asyncio.run(run())
 
 
 def test_a_transport_finds_its_socket() -> None:

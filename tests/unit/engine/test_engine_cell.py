@@ -67,23 +67,11 @@ def test_rightly_refused_requests_are_none_that_failed() -> None:
     assert counts(seen("may", 0, 0)) == (0, 0)
 
 
-PLAIN = Prompt(name="p", category="code", text="Say it.")
-
-
 def test_a_drain_goes_down_to_the_shortest_in_even_steps() -> None:
     lengths = output_lengths(Load(shape="drain", requests=64, max_tokens=400, min_tokens=16))
     assert (lengths[0], lengths[-1], len(lengths)) == (400, 16, 64)
     assert {before - after for before, after in itertools.pairwise(lengths)} == {6, 7}
     assert output_lengths(Load(shape="drain", requests=1, max_tokens=50)) == [50]
-
-
-def test_other_shapes_ask_for_the_same_each_time() -> None:
-    assert output_lengths(Load(shape="burst", requests=3, max_tokens=9)) == [9, 9, 9]
-
-
-def test_a_salt_comes_first() -> None:
-    assert salted(PLAIN, "12") == "[12]\nSay it."
-    assert salted(PLAIN, "") == "Say it."
 
 
 def test_a_salt_leaves_a_shared_beginning_alone() -> None:

@@ -89,16 +89,6 @@ def test_output_is_dated_by_the_chunk_that_brings_it(messages, chunks) -> None:
     assert shape(read(*messages)) == chunks
 
 
-def test_tool_calls_are_output() -> None:
-    call = {"index": 0, "id": "c", "type": "function", "function": {"name": "add", "arguments": ""}}
-    more = {"index": 0, "function": {"arguments": "{}"}}
-    reply = read(delta(1, tool_calls=[call]), delta(2, tool_calls=[more]), delta(3, finish="tool_calls"))
-    assert shape(reply)[:2] == [(1000, 1, "tool"), (2000, 1, "tool")]
-    assert reply.text == "add{}"
-    assert problem(read(delta(1, tool_calls=[call]), delta(2, finish="tool_calls"), usage(2), DONE),
-                   natural=True) is None  # fmt: skip
-
-
 def test_logprobs_of_chat() -> None:
     top = [{"token": "token_id:5", "logprob": -0.5}, {"token": "token_id:8", "logprob": -2}]
     said = {"content": [{"token": "token_id:5", "logprob": -0.5, "bytes": None, "top_logprobs": top}]}

@@ -10,7 +10,6 @@ from sparkwright.engine.metrics.counters import (
     CountersResetError,
     SeriesAbsentError,
     SpeculationAbsentError,
-    counter_delta,
     hit_rate,
     identities,
     speculation,
@@ -122,12 +121,6 @@ def test_a_server_without_speculation_is_told_from_one_that_restarted() -> None:
         speculation(BEFORE, after)
 
 
-def test_a_counter_that_begins_meanwhile_began_at_zero() -> None:
-    before = replace(BEFORE, prefix_queries=-1, prefix_hits=-1, accepted_per_position=())
-    assert counter_delta(before, AFTER, "prefix_hits") == AFTER.prefix_hits
-    assert speculation(before, AFTER).per_position == AFTER.accepted_per_position
-
-
 def test_hit_rate() -> None:
     assert hit_rate(BEFORE, AFTER) == pytest.approx(200 / 500)
     assert hit_rate(BEFORE, replace(BEFORE, at=1)) == 0
@@ -187,15 +180,6 @@ RISING = (FIRST, SECOND - 90, THIRD + 90, *LATER)
 )
 def test_a_bogus_counter_breaks_what_it_contradicts(changes: dict[str, float], names: list[str]) -> None:
     assert broken(changed(**changes)) == names
-
-
-def test_last_steps_may_reach_beyond_the_end_of_their_requests() -> None:
-    cut = 7 * REQUESTS - 6  # k tokens a request; six are in the figures already
-    fewer = REQUESTS * OUTPUT - cut
-    samples = tuple(
-        sample(i, output_tokens=fewer // REQUESTS + (i < fewer % REQUESTS)) for i in range(REQUESTS)
-    )
-    assert broken(changed(generation_tokens=BEFORE.generation_tokens + fewer), samples) == []
 
 
 def test_other_counts_than_the_clients_are_noticed() -> None:

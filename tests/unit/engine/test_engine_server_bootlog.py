@@ -79,18 +79,6 @@ def test_capture_sizes_are_rounded_only_if_their_number_says_so(runner: str) -> 
     assert read_boot_log(unexplained.text).capture_sizes == PLAIN
 
 
-@RUNNERS
-def test_capture_sizes_whose_number_is_not_told_are_unknown(runner: str) -> None:
-    untold = Boot(runner=runner, captured=0, mode="FULL_DECODE_ONLY", estimate="")
-    assert read_boot_log(untold.text).capture_sizes == ()
-    assert read_boot_log(replace(untold, k=0).text).capture_sizes == PLAIN
-
-
-def test_the_last_boot_in_a_log_counts() -> None:
-    facts = read_boot_log(Boot("0.24", k=3).text + Boot("0.33", k=7).text)
-    assert (facts.version, facts.speculative_tokens) == ("0.33.0", 7)
-
-
 def test_the_cards_memory_is_read_where_it_is_said() -> None:
     said = "Free memory on device cuda:0 (55.1/119.68 GiB) on startup is less than desired GPU memory"
     assert read_boot_log(f"ValueError: {said} utilization (0.9, 107.71 GiB).").total_gib == 119.68
@@ -260,8 +248,3 @@ def test_a_start_that_ends_in_a_stage_ends_that(tmp_path: Path) -> None:
     with pytest.raises(KeyError):
         broken()
     assert events[-1].kind == "task.failed"
-
-
-def test_other_lines_are_no_stages(tmp_path: Path) -> None:
-    lines = f"{ENGINE}[core.py:1] Loading plugins: 3 of 4\nGET /metrics 200 | 1/2 [ok]\n"
-    assert told(tmp_path / "log", [lines.encode()]) == []

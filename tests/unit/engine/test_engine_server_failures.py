@@ -15,7 +15,7 @@ import pytest
 from boot_logs import Boot
 
 from sparkwright.cli.main import group
-from sparkwright.engine.server.failures import causes, diagnose, excerpt, known_cause, tail
+from sparkwright.engine.server.failures import causes, diagnose, excerpt, known_cause
 
 LOGS = Path(__file__).with_name("server_logs")
 FAILED = tomllib.loads((LOGS / "failed.toml").read_text(encoding="utf-8"))["log"]
@@ -71,11 +71,6 @@ def test_the_root_cause_comes_before_what_followed_from_it() -> None:
     assert cause.because == f"CUDA out of memory ({memory})"
 
 
-def test_a_consequence_quotes_the_first_error() -> None:
-    log = "ValueError: the first one\nRuntimeError: Engine core initialization failed. See root cause above."
-    assert diagnose(log, 1).because == "the engine did not come up (ValueError: the first one)"
-
-
 @pytest.mark.parametrize("status", [137, -signal.SIGKILL])
 def test_a_kill_that_left_no_word_is_named(status: int) -> None:
     assert diagnose(Boot().text, status).name == "killed"
@@ -88,10 +83,6 @@ def test_an_unknown_end_says_how_it_ended() -> None:
     assert "SIGABRT" in diagnose("", 134).because
     assert "status 255" in diagnose("", 255).because
     assert "ValueError: no such thing" in diagnose("ValueError: no such thing", 1).because
-
-
-def test_the_tail_shows_the_end_of_progress_bars() -> None:
-    assert tail("a\nb 0%\rb 100%\n\x1b[1mc\x1b[0m\n", lines=2) == "b 100%\nc"
 
 
 def test_an_excerpt_ends_with_the_first_error_and_not_with_what_followed() -> None:

@@ -111,20 +111,6 @@ def test_an_environment_is_made_once_for_the_same_wheel_or_requirement(tmp_path,
     assert not stamp.exists(), "it was made again"
 
 
-def test_a_requirement_that_cannot_be_met_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ServerError, match="no environment could be made for vllm @ file:///nowhere"):
-        prepare_requirement("vllm @ file:///nowhere/vllm-0.24.0-py3-none-any.whl", tmp_path / "other")
-
-
-def test_an_environment_that_was_begun_and_not_finished_is_made_anew(tmp_path: Path) -> None:
-    wheel = tiny_wheel(tmp_path, "0.24.0")
-    python = prepare_wheel(wheel, tmp_path / "env")
-    (tmp_path / "env" / ".sparkwright-wheel.json").unlink()
-    (tmp_path / "env" / "half").touch()
-    assert prepare_wheel(wheel, tmp_path / "env") == python
-    assert not (tmp_path / "env" / "half").exists()
-
-
 def test_a_removal_that_was_killed_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = prepare_wheel(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env")
 
@@ -144,29 +130,12 @@ def test_a_removal_that_was_killed_is_finished(tmp_path: Path, monkeypatch: pyte
     assert not stamp.exists(), "what was half removed is not taken for finished"
 
 
-def test_a_finished_environment_needs_no_lock(tmp_path: Path) -> None:
-    wheel = tiny_wheel(tmp_path, "0.24.0")
-    python = prepare_wheel(wheel, tmp_path / "env")
-    lock = tmp_path / "env.lock"
-    lock.unlink(missing_ok=True)
-    lock.mkdir()  # cannot be opened, like any file on a read-only disk
-    assert prepare_wheel(wheel, tmp_path / "env") == python
-
-
 def test_a_folder_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "env").mkdir()
     (tmp_path / "env" / "precious").write_text("x", encoding="utf-8")
     with pytest.raises(ServerError, match="no environment can be made"):
         prepare_wheel(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env")
     assert (tmp_path / "env" / "precious").exists()
-
-
-def test_a_wheel_that_cannot_be_installed_says_why(tmp_path: Path) -> None:
-    wheel = tmp_path / "vllm-0.24.0-py3-none-any.whl"
-    wheel.write_bytes(b"no zip")
-    with pytest.raises(ServerError, match="no environment could be made") as caught:
-        prepare_wheel(wheel, tmp_path / "env")
-    assert caught.value.because
 
 
 def test_without_a_network_only_what_is_cached_is_installed(tmp_path):

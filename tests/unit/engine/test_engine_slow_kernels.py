@@ -68,12 +68,6 @@ def test_warnings_of_slow_paths_are_read(line: str, path: str) -> None:
     assert read_boot_log(log("0.33", line)).slow_paths == (path,)
 
 
-def test_requested_backends_are_read() -> None:
-    text = log("0.24").replace("'max_num_seqs': 64", "'linear_backend': 'marlin', 'moe_backend': 'emulation'")
-    facts = read_boot_log(text)
-    assert (facts.asked_linear, facts.asked_moe) == ("marlin", "emulation")
-
-
 LOST = {"graph_mode": "PIECEWISE", "planned_graphs": "FULL_AND_PIECEWISE", "speculative_tokens": 7}
 
 

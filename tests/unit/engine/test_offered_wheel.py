@@ -10,7 +10,7 @@ from sparkwright.base.errors import ConfigError
 from sparkwright.cli.service import _wheel
 from sparkwright.engine import offered
 from sparkwright.engine.offered import built_wheel, is_present, present_specs
-from sparkwright.pipeline.checkout import Checkout, open_checkout
+from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.recipes.recipe import load_recipe
 
 ROOT = Path(__file__).parents[3]
@@ -49,14 +49,6 @@ def test_without_it_the_highest_revision_comes_before_a_younger_file(dist: Path)
     assert "x86_64" in built_wheel(dist, "x86_64", (), NOWHERE).wheel.name
 
 
-def test_the_preferred_series_is_the_default_one_and_then_the_first(dist: Path) -> None:
-    specs = {"0.33": ("f" * 64,), "0.24": ("f" * 64,)}
-    assert "0.33.0" in built_wheel(dist, "aarch64", ("0.24", "0.33"), specs).wheel.name
-    assert "0.33.0" in built_wheel(dist, "aarch64", (), specs).wheel.name
-    assert "0.24.0" in built_wheel(dist, "aarch64", ("0.24", "0.33"), NOWHERE).wheel.name
-    assert "0.33.0" in built_wheel(dist, "aarch64", ("0.33",), NOWHERE).wheel.name
-
-
 def test_of_one_revision_kernels_for_the_card_come_first_and_then_the_youngest(tmp_path: Path) -> None:
     made = ("sm121a.aaaaaaaa", "mixed.5.sm121a.bbbbbbbb.stock.fa2", "cccccccc", "dddddddd")
     paths = [small_wheel(tmp_path, f"0.24.0+spark.12.{rest}", tag="py3-none-linux_aarch64") for rest in made]
@@ -78,18 +70,6 @@ def test_a_checkout_describes_a_wheel_of_each_series_with_and_without_own_kernel
         assert is_present(f"{release}+spark.1.sm121a.{native[:12]}", present)
         assert not is_present(f"{release}+spark.1.{'a' * 12}", present)
         assert not is_present("0.19.0", present)
-
-
-def test_a_series_that_cannot_be_read_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(root: Path, series: str | None = None) -> Checkout:
-        if series == "0.24":
-            raise ConfigError("its patchset cannot be read", because="of an edit", next_step="mend it")
-        return open_checkout(root, series)
-
-    monkeypatch.setattr(offered, "open_checkout", broken)
-    known = present_specs(ROOT, "aarch64")
-    assert "0.24" not in known
-    assert "0.33" in known
 
 
 def test_what_is_missing_is_built_in_minutes_and_by_its_series(dist: Path) -> None:

@@ -1,14 +1,13 @@
 """Probes on two trees: every verdict, everything that a probe may do wrong, and what a proof hangs on."""
 
 import importlib
-import json
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 import pytest
-from kit import DELETED, Content, Recorder, make_carry, make_tree, seed_environment
+from kit import DELETED, Content, make_carry, make_tree, seed_environment
 
 from sparkwright.base.errors import ConfigError, ToolError
 from sparkwright.git.repository import Repository
@@ -126,25 +125,6 @@ def test_an_absorbed_carry_is_held_against_its_probe(bench: Bench) -> None:
     assert (there.verdict, there.finding) == (ProbeVerdict.NOT_ABSORBED, "size(0) is 0")
 
 
-def test_proved(bench: Bench, heard: Recorder) -> None:
-    proof = bench.prove(GOOD)
-    assert proof.verdict is ProbeVerdict.PROVED
-    assert proof.pristine == ProbeRun(verdict="fails", message="size(0) is 0")
-    assert proof.merged == ProbeRun(verdict="passes", message="")
-    assert proof.finding == "size(0) is 0"
-    assert [touched.path for touched in proof.touched] == [CACHE]
-    assert proof.environment == {"python": "3", "torch": "none"}
-    (judged,) = heard.of("probe.judged")
-    assert (judged["carry"], judged["verdict"]) == ("fix", "proved")
-    assert len([event for event in heard.of("process.ended") if "harness.py" in event["argv"]]) == 2
-
-
-def test_refuted(bench: Bench) -> None:
-    proof = bench.prove(GOOD.replace("size(0) == 1", "size(0) == 7"))
-    assert proof.verdict is ProbeVerdict.REFUTED
-    assert proof.finding == proof.merged.message == "size(0) is 1"
-
-
 def body(*lines: str) -> str:
     return "import vllm.cache\n\ndef probe():\n" + "".join(f"    {line}\n" for line in lines)
 
@@ -202,22 +182,6 @@ def test_broken(bench: Bench, case: str) -> None:
     assert says in proof.merged.message
     # A broken probe is no evidence: nothing is kept of it.
     assert bench.prover().find(bench.carry(probe), [CACHE]) is None
-
-
-@pytest.mark.parametrize(
-    ("limits", "script", "says"),
-    [
-        ({"seconds": 1}, "time.sleep(60)", "more than 1 s"),
-        ({"memory_mib": 150}, "hog = b'x' * (400 << 20); time.sleep(60)", "of 150 MiB"),
-    ],
-)
-def test_a_probe_beyond_its_limits_is_broken(bench, limits, script, says):
-    carry = bench.carry(body("import time", script))
-    probe = msgspec.structs.replace(carry.spec.probe, **limits)
-    limited = replace(carry, spec=msgspec.structs.replace(carry.spec, probe=probe))
-    proof = bench.prover().prove(limited, [CACHE])
-    assert proof.verdict is ProbeVerdict.BROKEN
-    assert says in proof.merged.message
 
 
 NEW = """
@@ -344,14 +308,6 @@ def test_a_damaged_recorded_proof_is_an_error_that_says_what_to_do(bench: Bench,
     with pytest.raises(ConfigError, match=r"1\.0\.0\.json") as caught:
         bench.prover().find(carry, [CACHE])
     assert "remove it" in caught.value.next_step
-
-
-def test_a_damaged_proof_in_the_store_counts_as_none(bench: Bench) -> None:
-    carry, prover = bench.carry(GOOD), bench.prover()
-    prover.prove(carry, [CACHE])
-    (path,) = (bench.store.records / "proof").rglob("*.json")
-    path.write_text(json.dumps({"format": 1}))
-    assert prover.find(carry, [CACHE]) is None
 
 
 def test_the_key_changes_with_what_the_proof_hangs_on_and_nothing_else(bench: Bench) -> None:

@@ -68,17 +68,6 @@ def tamper_removed(tree: Path) -> None:
     writable(tree / CACHE).unlink()
 
 
-def test_a_damaged_record_of_a_tree_makes_it_anew(store, repository, heard):
-    tree = make_tree(repository, PACKAGE)
-    tree_folder(store, repository, tree, under="vllm")
-    for path in store.records.rglob("*.json"):
-        path.write_text("{}")
-    tree_folder(store, repository, tree, under="vllm")
-    assert len(heard.warnings) == 1
-    tree_folder(store, repository, tree, under="vllm")
-    assert len(heard.warnings) == 1
-
-
 def test_the_environment_is_not_made_offline(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment_module, "requirements", lambda: "something else\n")
     with pytest.raises(NotInStoreError) as caught:

@@ -125,11 +125,6 @@ def test_a_checkpoint_that_cannot_be_served_is_refused_once(tmp_path: Path) -> N
         new_recipe(str(tmp_path / "nothing"), "0.33", {"HF_HUB_OFFLINE": "1"})
 
 
-def test_mamba_has_no_tools_of_another_model(tmp_path: Path) -> None:
-    recipe, _ = made(tmp_path, NEMOTRON | {"model_type": "nemotron_h", "max_position_embeddings": 262144})
-    assert (recipe.flags["reasoning-parser"], recipe.traits) == ("nemotron_v3", ("hybrid",))
-
-
 def test_a_parser_that_the_release_lacks_is_left_out() -> None:
     flags = {"enable-auto-tool-choice": True, "tool-call-parser": "new", "reasoning-parser": "old"}
     recipe = Recipe(1, "x", "x", "m", flags=flags, why=dict.fromkeys(flags, "because"))

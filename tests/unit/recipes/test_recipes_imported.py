@@ -4,7 +4,7 @@ import time
 from pathlib import Path
 
 import pytest
-from recipe_import import BARE, COMPOSE, CONTAINER, SCRIPT, SERVE, TEMPLATE, flags, levels
+from recipe_import import COMPOSE, CONTAINER, SCRIPT, SERVE, TEMPLATE, flags, levels
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.recipes.imported import import_recipe, without_dead
@@ -36,10 +36,6 @@ def test_every_form_gives_the_same_recipe(text: str, tmp_path: Path) -> None:
     path.write_text(recipe_text(recipe))
     written = load_recipe(path)
     assert (written.name, written.flags) == ("model-fp8", recipe.flags)
-
-
-def test_defaults_without_a_command_become_flags() -> None:
-    assert import_recipe(BARE)[0].flags == {"max-model-len": 65536}
 
 
 def test_options_get_their_names_and_types() -> None:
@@ -83,14 +79,6 @@ def test_options_get_their_names_and_types() -> None:
 def test_what_a_recipe_does_not_hold_is_said(text: str, said: tuple[str, str]) -> None:
     assert said in levels(text)
     assert "secret" not in recipe_text(import_recipe(text)[0])
-
-
-def test_a_plain_line_gives_no_remark() -> None:
-    assert levels(SERVE) == set()
-
-
-def test_a_folder_of_the_container_is_the_hosts() -> None:
-    assert import_recipe(CONTAINER.format("/models/m/one --max-num-seqs 4"))[0].model == "/data/model/one"
 
 
 def test_two_cards_are_two_machines_and_more_are_refused() -> None:
@@ -249,13 +237,6 @@ def test_a_secret_in_a_description_or_the_models_address_is_not_kept() -> None:
         import_recipe(f"model: org/m\nruntime: {token}\n")
     assert "hf_abc" not in f"{caught.value} {caught.value.because}"
     assert import_recipe("vllm serve s3://bucket/m")[0].model == "s3://bucket/m"
-
-
-def test_another_commands_output_is_one_word() -> None:
-    text = "vllm serve org/m --seed $(date -u '+%s') --x `nproc --all` --max-num-seqs 4"
-    recipe, remarks = import_recipe(text)
-    assert recipe.flags == {"max-num-seqs": 4}
-    assert {one.what for one in remarks} == {"--seed $(…)", "--x $(…)"}
 
 
 @pytest.mark.parametrize("text", ['{"a": NaN}', '{"a": [1e999]}', '{"a":' * 900 + "1" + "}" * 900])

@@ -12,11 +12,6 @@ def test_variables_behind_env_are_of_the_server() -> None:
     assert (recipe.environment, [one.what for one in remarks]) == ({"A": "1"}, ["HF_TOKEN"])
 
 
-def test_options_in_a_variable_are_several_words() -> None:
-    recipe, _ = import_recipe("ARGS='--max-num-seqs 4 --seed 1'\nvllm serve org/m $ARGS")
-    assert recipe.flags == {"max-num-seqs": 4, "seed": 1}
-
-
 def test_a_compose_file_has_defaults_dollar_signs_and_long_volumes() -> None:
     service = "services: {s: {image: vllm/vllm, command: '--model ${PLACE:-/models/m} --x A$$', volumes: %s}}"
     recipe, _ = import_recipe(service % "[{type: bind, source: '${DATA:-/data}', target: /models}]")
@@ -24,17 +19,6 @@ def test_a_compose_file_has_defaults_dollar_signs_and_long_volumes() -> None:
     assert import_recipe(service % "['${DATA:-/data}:/models']")[0].model == "/data/m"
     mount = "docker run --mount type=bind,source=/data,target=/models vllm/vllm --model /models/m"
     assert import_recipe(mount)[0].model == "/data/m"
-
-
-def test_braces_of_json_and_of_the_shell_stay_where_a_template_does_not_double_them() -> None:
-    command = """vllm serve org/m --x '{"a": {"b": {c}}}' --root-path "${PLACE:-${D}}" """
-    text = f"model: org/m\ndefaults: {{c: 1}}\ncommand: |\n  D=/d\n  {command}\n"
-    assert import_recipe(text)[0].flags == {"x": {"a": {"b": 1}}, "root-path": "/d"}
-
-
-def test_a_recipe_of_another_server_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no recipe of vLLM"):
-        import_recipe("model: org/m\nruntime: sglang\ndefaults: {mem_fraction_static: 0.8}\n")
 
 
 def test_a_table_in_defaults_is_one() -> None:
@@ -135,11 +119,6 @@ def test_a_server_in_a_subshell_is_one() -> None:
     assert [one.what for one in remarks] == ["--port-of $(id)"]
 
 
-def test_a_model_that_a_condition_decides_is_said() -> None:
-    recipe, remarks = import_recipe('if [ "$1" ]; then M=a/m; else M=b/m; fi\nvllm serve $M')
-    assert (recipe.model, [one.what for one in remarks]) == ("a/m", ["M=b/m"])
-
-
 def test_a_setting_that_the_text_does_not_hold_is_left_out() -> None:
     recipe, remarks = import_recipe('vllm serve org/m --seed $SEED --dtype auto $MORE --x \'{"y": "$Y"}\'')
     assert recipe.flags == {"dtype": "auto"}
@@ -224,17 +203,6 @@ def test_tokens_of_text_are_no_secrets() -> None:
     recipe, remarks = import_recipe(f"vllm serve org/m {options}")
     assert recipe.flags == {"hf-overrides": {"sign_from_token": ["no", "yes"], "use_token": True}}
     assert [one.what for one in remarks] == ["--hf-overrides.keys"]
-
-
-def test_the_model_behind_an_option_without_a_value_is_found() -> None:
-    recipe = import_recipe("vllm serve --enforce-eager --enable-x org/m --seed 1")[0]
-    assert (recipe.model, recipe.flags) == ("org/m", {"enforce-eager": True, "enable-x": True, "seed": 1})
-
-
-def test_an_image_of_any_name_is_a_server_by_its_options() -> None:
-    assert import_recipe("docker run own/image --model org/m --max-model-len 8")[0].model == "org/m"
-    with pytest.raises(ConfigError):
-        import_recipe("docker run own/image --model org/m --ctx-size 8")
 
 
 def test_an_array_that_grows_without_end_is_refused() -> None:

@@ -58,11 +58,6 @@ def test_use_is_laid_over(write):
     assert recipe.title == "Mine; for 64 requests at a time"
 
 
-def test_use_without_speculation(write):
-    recipe = load_recipe(write(OLD + USES), "shared")
-    assert (recipe.drafter, recipe.speculative) == ("", {})
-
-
 def test_unknown_use_is_named(write):
     with pytest.raises(UnknownNameError, match=r"no use of the recipe .* 'single'") as raised:
         load_recipe(write(OLD + USES), "single")
@@ -97,11 +92,6 @@ def test_use_cannot_take_reserved_flags(write):
 def test_values_that_no_command_line_holds_are_refused(write, values):
     with pytest.raises(ConfigError, match="is a date, or is not finite"):
         load_recipe(write('format = 1\nname = "n"\ntitle = "t"\nmodel = "m"\n' + values))
-
-
-def test_other_names_of_uses_are_refused(write):
-    with pytest.raises(ConfigError, match="does not match"):
-        load_recipe(write(OLD + '[uses.weekend]\ntitle = "t"\n'))
 
 
 @pytest.mark.parametrize("name", ["LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH", "PYTHONHOME", "PATH", "A=B"])
@@ -149,11 +139,3 @@ def test_reasons_and_titles_that_are_not_stated_are_the_shared_ones(tmp_path: Pa
     assert [use.title for use in recipe.uses.values()] == ["64 requests at a time", "a few"]
     many = load_recipe(path, "many")
     assert many.why["max-num-seqs"] == "as many as the sweep of verify measures"
-
-
-def test_a_shared_reason_of_another_value_is_not_taken(tmp_path: Path) -> None:
-    path = tmp_path / "own.toml"
-    path.write_text(
-        'format = 1\nname = "own"\ntitle = "Own"\nmodel = "a/b"\n[flags]\nkv-cache-dtype = "nvfp4"\n'
-    )
-    assert load_recipe(path).why == {"kv-cache-dtype": "type of the KV cache: fewer bytes hold more tokens"}

@@ -1,14 +1,11 @@
 """The difference of two specs as changes, and the candidates that sets of them make."""
 
-from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from kit import write_carry
-from tiny_release import make_tiny
 
 from sparkwright.base.errors import BisectionError, BusyError
 from sparkwright.carries.model import Carry, load_carry
@@ -101,15 +98,6 @@ def test_upstream_is_a_chain_and_a_beginning_of_it_is_a_point(shelf: Shelf) -> N
     assert found.candidate(frozenset(changes[:2])).point == UpstreamPoint("1.4.0")
 
 
-def test_commits_of_one_version_are_different_candidates(shelf: Shelf) -> None:
-    commits = [UpstreamPoint(VERSION, f"{number}" * 40) for number in range(1, 4)]
-    path = [UpstreamStep(point, "subject", ("vllm/a.py",)) for point in commits]
-    found = difference(shelf.spec(), replace(shelf.spec(), point=commits[-1]), path)
-    candidates = [found.candidate(frozenset(list(ids(found))[:count])) for count in range(4)]
-    assert [candidate.point for candidate in candidates] == [UpstreamPoint(VERSION), *commits]
-    assert all(one.digest != other.digest for one, other in pairwise(candidates))
-
-
 def test_the_provider_of_kernels_is_an_axis(shelf: Shelf) -> None:
     found = difference(shelf.spec(), shelf.spec(arch="12.1a"))
     assert ids(found) == {"kernels": ()}
@@ -125,19 +113,6 @@ def test_an_axis_narrows_and_the_others_stay_as_at_the_start(shelf: Shelf) -> No
     assert found.candidate(frozenset({"a:added"})).arch is None
     with pytest.raises(BisectionError):
         difference(start, end, axes=("upstream",))
-
-
-def test_the_same_spec_twice_has_no_difference(shelf: Shelf) -> None:
-    with pytest.raises(BisectionError):
-        difference(shelf.spec(shelf.carry("a")), shelf.spec(shelf.carry("a")))
-
-
-def test_a_digest_names_what_is_built_and_not_the_words(shelf: Shelf) -> None:
-    lock = make_tiny().lock
-    one = difference(shelf.spec(lock=lock), shelf.spec(shelf.carry("a"), lock=lock))
-    other = difference(replace(one.start, text="other words"), one.end)
-    assert one.candidate(frozenset()).digest == other.candidate(frozenset()).digest
-    assert one.candidate(frozenset({"a:added"})).digest != one.candidate(frozenset()).digest
 
 
 # Ends of a bisection: patchsets on releases, and upstream's wheels ------------------------

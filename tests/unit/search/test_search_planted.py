@@ -151,15 +151,6 @@ def test_a_culprit_beside_untestable_steps_leaves_a_range_and_another_none(culpr
     assert (result.good, result.bad) == (("c7",), ("c11",))
 
 
-def test_a_carry_that_cannot_be_merged_alone_is_named() -> None:
-    def rule(applied):
-        return untestable() if "c9" in applied and "c4" not in applied else "c9" in applied
-
-    result = run(problem(), Judge(rule))
-    assert "c9" in result.changes
-    assert set(result.changes) <= {"c4", "c9"}
-
-
 def test_carries_that_cannot_be_separated_are_a_set() -> None:
     def rule(applied):
         both = {"c3", "c4"}

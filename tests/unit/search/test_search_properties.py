@@ -57,18 +57,6 @@ def asking(subset):
 # Sets ---------------------------------------------------------------------------------------
 
 
-@given(problems())
-def test_the_order_and_the_weights_of_changes(asked: SearchProblem) -> None:
-    changes = Changes(asked)
-    assert sorted(changes.order) == sorted(change.id for change in asked.changes)
-    assert math.isclose(sum(changes.weights), 1)
-    assert min(changes.weights) > 0
-    for length in range(len(changes.order) + 1):
-        start = frozenset(changes.order[:length])
-        assert changes.close(start) == start
-        assert changes.close(changes.heads(start)) == start
-
-
 @given(problems(), st.data())
 def test_ddmin_ends_with_a_closed_set_of_which_nothing_can_be_left_out(asked: SearchProblem, data) -> None:
     changes = Changes(asked)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from checkpoint_kit import DENSE, MODELOPT, QWEN_27B, QWEN_27B_DFLASH, dflash_27b, nvfp4_27b, write_checkpoint
 from hub_kit import COMMIT, HubServer, hub_server
-from preflight_kit import GIB, recipe, spark, start
+from preflight_kit import GIB, recipe, start
 
 from sparkwright.recipes.recipe import Recipe
 from sparkwright.serve.preflight.checkpoint import read_checkpoint
@@ -82,13 +82,6 @@ def test_files_that_vllm_does_not_fetch_are_not_counted(hub: HubServer) -> None:
     assert Hub({"HF_ENDPOINT": hub.url}).read("org/m").download == before + 2
 
 
-def test_there_is_no_room_for_it(hub: HubServer) -> None:
-    assert [one.level for one in said(report(hub, recipe("org/m"), spark(disk_free=5 * GIB)), "disk")] == [
-        "refuse"
-    ]
-    assert said(report(hub, recipe("org/m"), spark(disk_free=20 * GIB)), "disk") == []
-
-
 def test_a_licence_that_is_not_accepted(hub: HubServer) -> None:
     hub.gated.add("org/m")
     (refused,) = said(report(hub, recipe("org/m")), "model-refused")
@@ -111,11 +104,6 @@ def test_the_token_of_a_login_is_used_and_not_sent_to_another_host(hub: HubServe
     assert {token for _, token in hub.asked} == {f"Bearer {hub.token}"}
     assert other.asked
     assert {token for _, token in other.asked} == {""}
-
-
-def test_a_name_that_the_hub_does_not_have(hub: HubServer) -> None:
-    (refused,) = said(report(hub, recipe("org/typo")), "model-refused")
-    assert refused.because == "the hub has no such model"
 
 
 def test_without_the_hub_nothing_is_known_and_nothing_refused(hub: HubServer) -> None:

@@ -10,7 +10,6 @@ from preflight_kit import GB10, H200, recipe, spark
 from sparkwright.engine.installed import EngineFacts
 from sparkwright.serve.preflight.checkpoint import Checkpoint
 from sparkwright.serve.preflight.kv_plan import (
-    CPU_BLOCK,
     KvOptions,
     UnknownFormatError,
     kv_options,
@@ -21,7 +20,6 @@ from sparkwright.serve.preflight.machine import CardFacts
 from sparkwright.serve.preflight.shape import Attention, model_shape
 
 GIB = 1 << 30
-SMOL = {"num_hidden_layers": 30, "hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3}
 
 
 @pytest.mark.parametrize(
@@ -34,13 +32,6 @@ def test_the_record_of_the_h200(dtype, alone, with_drafter):
     assert plan_kv(shape, (), options).tokens(4 * GIB, 1024) == alone
     if with_drafter:
         assert plan_kv(shape, (Attention(2, 4, 128),), options).tokens(4 * GIB, 1024) == with_drafter
-
-
-def test_a_boot_of_the_rehearsals_model():
-    """vLLM 0.24.0 on the CPU, 1 GiB: "GPU KV cache size: 46,592 tokens", "11.38x" of 4,096."""
-    plan = plan_kv(model_shape(SMOL), (), KvOptions(block=CPU_BLOCK, batch=256))
-    assert plan.tokens(GIB, 4096) == 46_592
-    assert round(GIB // plan.block_bytes / plan.request_blocks(4096), 2) == 11.38
 
 
 @pytest.mark.parametrize(
@@ -56,14 +47,6 @@ def test_a_boot_of_the_rehearsals_model():
 def test_published_boots_of_hybrid_models(config, pool, ranks, length, tokens):
     options = KvOptions(dtype="fp8", prefix_caching=True, ranks=ranks)
     assert plan_kv(model_shape(config["text_config"]), (), options).tokens(int(pool * GIB), length) == tokens
-
-
-def test_a_published_block_of_a_hybrid_model():
-    """noonghunna/club-3090#1047: blocks of 1568 tokens, and states padded by 0.13 %."""
-    plan = plan_kv(model_shape(QWEN_27B["text_config"]), (), KvOptions(dtype="fp8_e4m3", prefix_caching=True))
-    attention, states = plan.groups
-    assert attention.block == 1568
-    assert round(100 * (states.page / states.values - 1), 2) == 0.13
 
 
 @pytest.mark.parametrize(
@@ -163,11 +146,6 @@ def test_nvfp4_beside_windows_of_16_bits(saves, nvfp4, wide):
     assert window.page / window.block == pytest.approx(wide * 2 * 4 * 256)
 
 
-def test_layers_that_share_keys_have_no_cache():
-    shared = {**DENSE, "num_kv_shared_layers": 3}
-    assert model_shape(shared).attention[0].layers == 5
-
-
 def test_latent_attention_has_one_vector():
     layer = Attention(61, latent=576)
     assert token_bytes(layer, "auto", "bfloat16") == 1152
@@ -235,9 +213,3 @@ def test_layers_of_a_drafter_that_are_like_the_targets_have_a_group_of_their_own
     whole = plan_kv(shape, drafter, KvOptions(together=True))
     assert sorted((group.layers, group.tables) for group in dealt.groups) == [(12, 1), (20, 2)]
     assert sorted((group.layers, group.tables) for group in whole.groups) == [(8, 1), (12, 2), (12, 2)]
-
-
-@pytest.mark.parametrize(("config", "drafter"), [(GPT_OSS, 8), (GEMMA_26B, 5), (GEMMA_26B, 1)])
-def test_layouts_with_a_dflash_drafter_in_one_group_already_stay_as_they_are(config, drafter):
-    shape, layers = model_shape(config), (Attention(drafter, 8, 64),)
-    assert plan_kv(shape, layers, KvOptions(together=True)) == plan_kv(shape, layers, KvOptions())

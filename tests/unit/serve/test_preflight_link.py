@@ -124,11 +124,6 @@ def test_a_version_of_nccl_that_hangs(pair):
     assert levels(*(msgspec.structs.replace(one, nccl="2.28.9") for one in pair)) == {"nccl": "warn"}
 
 
-def test_ends_of_different_speed(tmp_path, pair):
-    slower = end(tree(tmp_path / "slower", fast="100000"), "spark-2")
-    assert levels(pair[0], slower) == {"link-speed": "warn"}
-
-
 def test_this_machines_link_counts_where_two_serve(tmp_path, monkeypatch):
     monkeypatch.setattr(run, "read_link", lambda *_, **told: end(tree(tmp_path / "sys", fast="1000"), **told))
     alone = start(recipe(write_checkpoint(tmp_path / "m", DENSE)))

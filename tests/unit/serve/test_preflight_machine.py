@@ -240,17 +240,6 @@ def test_tritons_ptxas(model, tmp_path):
     assert levels(served) == {}
 
 
-def test_the_release_of_nvcc_is_read(tmp_path):
-    program = tmp_path / "bin" / "nvcc"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 13.0, V13.0.88'\n")
-    program.chmod(0o755)
-    found = read_host({"CUDA_HOME": str(tmp_path), "PATH": ""}, models=tmp_path)
-    assert (found.compiler, found.nvcc) == (str(program), (13, 0))
-    program.write_text("#!/bin/sh\nexit 1\n")
-    assert read_host({"CUDA_HOME": str(tmp_path), "PATH": ""}, models=tmp_path).nvcc == ()
-
-
 def test_what_a_gb10_says_is_read():
     spark_says = ("NVIDIA GB10", "12.1", "580.95.05", "[N/A]", "Not Supported", "Default", "Enabled")
     card = parse_card(spark_says)
@@ -282,11 +271,6 @@ def test_the_generated_pair_of_the_smoke_recipe():
     assert rows["weights"].source == "made up when the server starts"
     # Eight layers and two of the drafter, four heads of 128 in 16 bits, 65,536 tokens.
     assert rows["KV cache, one request of 65,536 tokens"].gib == 10 * 2 * 4 * 128 * 2 * 65536 / GIB
-
-
-def test_a_remedy_names_machine_and_series(model):
-    (found,) = run_preflight(start(recipe(model), **by(machine="x86_64", version="0.33.0+spark.2")))
-    assert "sparkwright wheel --platform aarch64 --series 0.33" in found.next_step
 
 
 @pytest.mark.parametrize(

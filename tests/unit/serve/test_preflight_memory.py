@@ -106,12 +106,6 @@ def test_what_is_advised_leaves_the_host_enough(tmp_path, utilization, sidecars)
     assert levels(started(float(finding.next_step.split()[3]))) == {}
 
 
-def test_the_longest_context_that_is_advised_fits(tmp_path):
-    advised = found(start(recipe(heavy(tmp_path, 40), flags={"max-model-len": 8_000_000, **ONE})), "kv-cache")
-    longest = int(advised.next_step.split()[3].replace(",", ""))
-    assert levels(start(recipe(heavy(tmp_path, 40), flags={"max-model-len": longest, **ONE}))) == {}
-
-
 def test_weights_that_do_not_fit_at_all_are_no_prediction(tmp_path):
     assert found(start(recipe(heavy(tmp_path, 85))), "weights").liftable
     assert not found(start(recipe(heavy(tmp_path, 130))), "weights").liftable
@@ -138,13 +132,6 @@ def test_a_context_that_the_model_has_not(tmp_path, length, config, fires):
     flags = {"max-model-len": length, "max-num-seqs": 1}
     assert levels(start(recipe(folder, flags=flags))) == ({"context": "refuse"} if fires else {})
     assert levels(start(recipe(folder, flags={**flags, "hf-overrides": {}}))) == {}
-
-
-def test_where_no_context_at_all_would_fit_none_is_advised(tmp_path):
-    flags = {"max-model-len": 65536, "max-num-seqs": 1, "kv-cache-memory-bytes": 1}
-    request = start(recipe(heavy(tmp_path, 40), flags=flags))
-    assert found(request, "kv-cache").level == "refuse"
-    assert found(request, "kv-cache").next_step.startswith("raise gpu-memory-utilization")
 
 
 def test_a_context_within_the_error_of_the_estimates_is_a_warning(tmp_path):
@@ -229,14 +216,6 @@ def test_a_dflash_drafter_with_windows_keeps_the_whole_history(tmp_path, model, 
     assert sum(1 for group in plan.groups if group.window) == windows
     drafted = sum(group.layers for group in plan.groups if group.what.startswith("drafter's"))
     assert drafted == 5
-
-
-def test_an_fp8_cache_that_the_checkpoint_asks_for(model):
-    plain = inspect_start(start(recipe(model))).budget.plan
-    asked = inspect_start(start(recipe(model, flags={"kv-cache-dtype": "fp8_e4m3"}))).budget.plan
-    assert plain == asked
-    wide = inspect_start(start(recipe(model, flags={"kv-cache-dtype": "bfloat16"}))).budget.plan
-    assert wide != asked
 
 
 @pytest.mark.parametrize("name", [one for one, shipped in recipes().items() if shipped.capability == "12.1"])

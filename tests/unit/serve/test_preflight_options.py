@@ -85,12 +85,3 @@ def test_a_wheel_is_asked_once(store: Store, installed: Path, tmp_path: Path) ->
         "recorded for the wheel as for its installation"
     )
     assert starts(tmp_path) == 1
-
-
-def test_what_can_change_in_place_is_asked_each_time(store: Store, installed: Path, tmp_path: Path) -> None:
-    for _ in range(2):
-        assert ask_installed(store, installed, ENGINE, [Question(("m",), {}, {})]) is not None
-    assert starts(tmp_path) == 2
-    for _ in range(2):
-        assert ask_installed(store, installed, ENGINE, [Question(("m",), {}, {})], identity="a") is not None
-    assert starts(tmp_path) == 3

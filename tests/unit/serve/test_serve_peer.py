@@ -202,17 +202,6 @@ def interrupted(copied: Copied, there: Path) -> Path:
     return part
 
 
-def test_a_copy_that_broke_off_continues(tree: Path, tmp_path: Path) -> None:
-    there = tmp_path / "there"
-    copied = Copied(tuple(one for one in list_tree(tree).files if one.path == "lib/large"))
-    part = interrupted(copied, there)
-    assert not (there / "lib" / "large").exists()
-    had = part.stat().st_size
-    assert 0 < had < 5 << 20
-    assert bring(copied, there) == (5 << 20) - had
-    assert (there / "lib" / "large").read_bytes() == (tree / "lib" / "large").read_bytes()
-
-
 def test_a_damaged_part_is_found_and_sent_again(tree: Path, tmp_path: Path) -> None:
     there = tmp_path / "there"
     copied = Copied(tuple(one for one in list_tree(tree).files if one.path == "lib/large"))

@@ -1,7 +1,6 @@
 """Reasons of flags and variables, and the folders of caches."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -13,7 +12,7 @@ from sparkwright.engine.release import ReleaseAnswer
 from sparkwright.pipeline.job import Job
 from sparkwright.recipes.recipe import Recipe, recipes, serve_arguments
 from sparkwright.recipes.release_options import Problem, Question
-from sparkwright.serve.caches import CACHES, cache_key, cache_variables
+from sparkwright.serve.caches import cache_key
 from sparkwright.serve.plan import RECIPE_KEY, explain_flags, explain_variables
 
 RECIPE = Recipe(
@@ -66,13 +65,6 @@ def test_caches_are_apart_for_wheel_recipe_and_card() -> None:
         cache_key("wheel", other, "12.1"),
     }
     assert len(keys) == 4
-
-
-def test_a_folder_that_the_user_names_is_left_to_them(tmp_path: Path) -> None:
-    found = cache_variables(tmp_path, {"TRITON_CACHE_DIR": "/mine"})
-    assert set(found) == {*CACHES} - {"TRITON_CACHE_DIR"}
-    assert len(set(found.values())) == len(found)
-    assert all(value.startswith(str(tmp_path)) for value in found.values())
 
 
 @pytest.mark.parametrize("kind", [None, "deprecated", "flag"])

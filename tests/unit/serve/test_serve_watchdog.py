@@ -81,21 +81,6 @@ def test_an_engine_that_stops_in_a_prefill_is_wedged(seed: int) -> None:
     assert found.index(WatchVerdict.WEDGED) * EVERY - worked == LIMITS.stall_s
 
 
-def test_requests_that_come_and_go_are_no_sign_of_work() -> None:
-    def clients() -> Iterator[EngineSample]:
-        yield IDLE
-        for number in range(1, 60):
-            yield replace(
-                IDLE, at=number * EVERY, running=8, waiting=number % 7, kv_usage=max(0.0, 0.5 - number / 200)
-            )
-
-    assert verdicts(clients())[-1] is WatchVerdict.WEDGED
-
-
-def test_an_idle_engine_is_healthy_for_ever() -> None:
-    assert set(verdicts(steady(IDLE, 7200.0))) == {WatchVerdict.HEALTHY}
-
-
 @pytest.mark.parametrize("counted", [0, 1])
 def test_one_lost_canary_is_no_wedge_and_two_are(counted: int) -> None:
     half = LIMITS.stall_s / 2

@@ -29,7 +29,6 @@ from sparkwright.serve.service.files import (
     unit_text,
 )
 from sparkwright.serve.service.model import Scope, ServiceOptions, ServicePlaces, ServiceRecord, load_record
-from sparkwright.serve.settings import read_key
 from sparkwright.serve.warmup import LIMIT_S
 
 ROOT = Path(__file__).parents[3]
@@ -143,11 +142,6 @@ def test_a_key_is_made_once_and_an_open_one_is_refused(tmp_path: Path) -> None:
         make_key(path)
 
 
-def test_a_key_that_is_given_is_the_services(tmp_path: Path) -> None:
-    assert make_key(tmp_path / "chat.key", "sk-of-the-shell")
-    assert read_key(tmp_path / "chat.key") == "sk-of-the-shell"
-
-
 def test_units_and_images_give_a_boot_the_time_that_serve_gives_it() -> None:
     (limit,) = directives(unit_text(options(), places()))["TimeoutStartSec"]
     assert limit == f"{BOOT_S + LIMIT_S:.0f}s", "and more while a model is fetched"
@@ -253,15 +247,6 @@ def test_a_dry_run_shows_everything_and_writes_nothing(tmp_path, monkeypatch):
     for word in ("Type=notify", "LoadCredential", "systemctl --user daemon-reload", "(mode 0600)"):
         assert word in result.output
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_recipe_of_one_s_own_is_copied_and_stays(where: ServicePlaces, tmp_path: Path) -> None:
-    plan = plan_install(options("user", recipe=str(where.recipe)), where, "the recipe's text")
-    apply_plan(plan, run_commands=False)
-    assert where.recipe.read_text() == "the recipe's text"
-    assert f" serve {where.recipe} " in where.unit.read_text()
-    uninstall(where, run_commands=False)
-    assert where.recipe.exists()
 
 
 def test_a_recipe_of_rehearsals_is_refused() -> None:

@@ -158,8 +158,3 @@ def test_without_a_log_nothing_is_claimed_of_it() -> None:
     for rule in (ESTIMATE, BUDGET, CAPTURES):
         assert found[rule].verdict == "not-applicable"
         assert found[rule].cause == "no log was given"
-
-
-def test_a_server_without_a_gpu_has_no_memory_of_one() -> None:
-    found = judged(replace(boot_facts(), total_gib=-1), lacks={"gpu": "no GPU"})
-    assert {found[name].verdict for name in (ESTIMATE, BUDGET, CAPTURES)} == {"not-applicable"}

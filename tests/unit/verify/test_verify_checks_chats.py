@@ -243,11 +243,6 @@ def thought(change: Callable[[Sample], Sample], kind: str = "", *faults: str) ->
     return judged_with(ALL["thinking"], context(), settings(*faults, reasoning=True), change, kind)
 
 
-def test_line_breaks_around_empty_reasoning_are_no_reasoning() -> None:
-    findings = thought(lambda one: replace(one, text=f"\n\n{one.text}", reasoning_chars=2), "off")
-    assert {one.verdict for one in findings.values()} == {Verdict.PASS}
-
-
 @pytest.mark.parametrize(
     ("kind", "name", "says"), [("off", OFF, "no answer in"), ("on", ON, "they are empty")]
 )

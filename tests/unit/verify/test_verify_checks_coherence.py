@@ -73,13 +73,6 @@ def test_ids_tell_where_letters_do_not_and_letters_where_ids_do_not() -> None:
     assert found.shown.startswith("200 of 200 characters")
 
 
-def test_answers_end_by_themselves_alone_and_under_load() -> None:
-    alone, loaded, *facts = COHERENCE.cells(context())
-    assert (alone.load.concurrency, loaded.load.concurrency) == (1, 12)
-    assert [cell.load.concurrency for cell in facts] == [1, 12]
-    assert all(cell.load.natural_stop and cell.load.chat for cell in (alone, loaded, *facts))
-
-
 def with_text(observation: Observation, number: int, text: str) -> Observation:
     ids = tuple(token_id(word) for word in text.split())
     return every(observation, slice(number, number + 1), text=text, token_ids=ids)

@@ -162,13 +162,6 @@ def test_other_lines_of_the_log_are_notes(observations: list[Observation], line:
     assert seen.notes == (f"code c=4: the log has “{line}”",)
 
 
-def test_counters_that_go_back_are_invalid(observations: list[Observation]) -> None:
-    back = counted(observations[1], drafts=0.0, draft_tokens=0.0, accepted=0.0, generation_tokens=5.0)
-    [(verdict, cause)] = found([observations[0], back, observations[2]])
-    assert verdict == "invalid"
-    assert "started again unnoticed in code c=4" in cause
-
-
 def test_a_restart_in_between_is_seen_in_the_series(observations: list[Observation]) -> None:
     healthy = replace(observations[2].before, at=observations[2].before.at + 1)
     assert found(changed(observations, 2, series=(healthy,))) == []

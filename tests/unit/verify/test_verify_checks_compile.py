@@ -15,7 +15,7 @@ from sparkwright.base.config import to_builtins
 from sparkwright.engine.cell import Load
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import Observation
-from sparkwright.engine.server.compiling import CompileWatch, cache_folders, kernels_in
+from sparkwright.engine.server.compiling import CompileWatch
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.checks.boot import KINDS
 
@@ -59,27 +59,6 @@ def test_other_processes_and_older_files_are_not(server: subprocess.Popen[str], 
         (folder / "kernel.lock").write_bytes(b"")
         time.sleep(0.3)
     assert watch.compiled == ()
-
-
-def test_caches_are_where_the_servers_environment_puts_them(tmp_path: Path) -> None:
-    home = {"HOME": "/h"}
-    assert cache_folders(home) == {
-        "FlashInfer": Path("/h/.cache/flashinfer"),
-        "Triton": Path("/h/.triton/cache"),
-        "vLLM": Path("/h/.cache/vllm"),
-        "the driver": Path("/h/.nv/ComputeCache"),
-    }
-    moved = cache_folders(
-        home
-        | {
-            "FLASHINFER_WORKSPACE_BASE": "/f",
-            "TRITON_CACHE_DIR": "/t",
-            "VLLM_CACHE_ROOT": "/v",
-            "CUDA_CACHE_PATH": "/c",
-        }
-    )
-    assert list(map(str, moved.values())) == ["/f/.cache/flashinfer", "/t", "/v", "/c"]
-    assert kernels_in({"Triton": tmp_path / "none"}) == frozenset()
 
 
 # The check -------------------------------------------------------------------------------------

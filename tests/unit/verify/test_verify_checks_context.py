@@ -20,15 +20,6 @@ BENCH = Bench(LONG, SIZES)
 healthy, judged, named = BENCH.healthy, BENCH.judged, BENCH.at
 
 
-def test_cached_prompts_are_those_that_were_just_sent() -> None:
-    cells = {cell.name: cell for cell in LONG.cells(context(SIZES))}
-    assert list(cells) == ["short", "1600 cold", "1600 cached", "3300 cold", "3300 cached"]
-    cold, cached = cells["3300 cold"].prompts, cells["3300 cached"].prompts
-    assert [p.text for p in cold] == [p.text for p in cached]
-    names = [prompt.name for cell in cells.values() for prompt in cell.prompts]
-    assert len(set(names)) == len(names)
-
-
 def test_documents_are_sized_by_the_servers_own_tokenizer() -> None:
     def words(per_token: float) -> list[int]:
         cells = LONG.cells(context(SIZES, facts=boot_facts(words_per_token=per_token)))
@@ -48,14 +39,6 @@ def test_lengths_that_are_a_guess_are_said_and_so_is_what_they_came_to() -> None
         "documents of 1600 tokens came to 1282",
         "documents of 3300 tokens came to 2642",
     )
-
-
-def test_a_length_is_tried_where_it_is_known_to_fit() -> None:
-    facts = boot_facts(max_model_len=3_700)
-    names = [cell.name for cell in LONG.cells(context(SIZES, facts=facts))]
-    assert "3300 cold" in names
-    estimated = boot_facts(max_model_len=3_700, words_per_token=-1)
-    assert "3300 cold" not in [cell.name for cell in LONG.cells(context(SIZES, facts=estimated))]
 
 
 def lost(tokens: int, to: float, *, cached_only: bool = False) -> Callable[[Cell, float, bool], float]:
@@ -128,11 +111,6 @@ def test_documents_are_judged_by_the_codes_that_are_read() -> None:
     assert missed.warnings[0].startswith("3300 cold: 1 of 4 codes")
     unable = judged([every(one, **SILENT) for one in healthy()])[READ]
     assert unable.verdict == "inconclusive"  # a model that cannot answer at any length
-
-
-def test_models_of_made_up_weights_are_not_asked() -> None:
-    smoke = context(profile(name="smoke", contexts=(1_600,)))
-    assert not any("are read" in name for name in judge(LONG, smoke, Server(seed=1)))
 
 
 def test_a_length_beyond_the_server_is_said_and_not_sent() -> None:

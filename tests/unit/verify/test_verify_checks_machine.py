@@ -65,16 +65,6 @@ def test_a_healthy_machine_is_not(host: tuple[HostSample, ...]) -> None:
     assert disturbances(seen(*host)) == ()
 
 
-def test_a_sweep_warns() -> None:
-    there = context(profile())
-    observations = run(ALL["sweep"], there, Server())
-    observations = changed(observations, 0, host=HOT)
-    found = ALL["sweep"].judge(there, observations)
-    told = [warning for finding in found for warning in finding.warnings]
-    assert [warning for warning in told if warning.startswith("in code c=1 clocks were lowered")]
-    assert {finding.verdict for finding in found} == {Verdict.PASS}
-
-
 def test_cells_of_a_disturbed_machine_are_not_compared() -> None:
     there = context(profile(boots=3, most_boots=3, max_tokens=200, comparison_requests=24))
     servers = {(arm, boot): Server(seed=boot) for arm in ("main", "baseline") for boot in range(3)}

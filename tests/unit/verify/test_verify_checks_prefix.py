@@ -109,14 +109,6 @@ def test_prompts_are_of_lengths_around_several_multiples_of_each_block(blocks, l
     assert judged(run(where), where).verdict is Verdict.PASS
 
 
-def test_documents_of_another_run_are_other_documents_of_as_many_tokens() -> None:
-    where, trial = to(), measure(CHECK.cells(to())[0])
-    (cold, *_), (other, *_) = (CHECK.cells(where, [one])[1:] for one in (trial, every(trial, started=9)))
-    assert [*map(length, cold.prompts)] == [*map(length, other.prompts)]
-    assert not {prompt.text[:24] for prompt in cold.prompts} & {prompt.text[:24] for prompt in other.prompts}
-    assert len({prompt.text[:24] for prompt in cold.prompts}) == len(cold.prompts)
-
-
 def test_a_context_that_holds_no_blocks_is_not_applicable() -> None:
     where = to(784, max_model_len=1024)
     assert {finding.verdict for finding in CHECK.judge(where, [])} == {Verdict.NOT_APPLICABLE}

@@ -14,7 +14,6 @@ from verify_kit import (
     context,
     costly,
     counted,
-    crash_from,
     judge,
     profile,
     run,
@@ -61,14 +60,6 @@ def test_figures_are_those_of_the_server_whatever_the_clock(speed: float) -> Non
     assert found.whole_tok_s < found.decode_tok_s
     assert found.tokens_per_chunk == pytest.approx(found.acceptance.mal, rel=0.05)
     assert found.ttft_ms.p99 is None, "twelve requests have no 99th percentile"
-
-
-def test_figures_need_no_token_ids() -> None:
-    cell = SWEEP.cells(context())[1]
-    with_ids, without = (Server(seed=4, counting_ids=ids).measure(cell) for ids in (True, False))
-    a, b = figures(with_ids), figures(without)
-    assert b.step_ms == pytest.approx(a.step_ms)
-    assert b.steady_tok_s == pytest.approx(a.steady_tok_s, rel=0.05)
 
 
 def test_a_level_that_gives_less_than_a_lower_one_is_pointed_out() -> None:
@@ -174,15 +165,6 @@ def test_on_an_accelerated_clock_the_client_is_not_judged() -> None:
 # Trouble -------------------------------------------------------------------------------------------------
 
 
-def test_a_crash_is_named_once_and_nothing_after_it_passes() -> None:
-    found = judged(crash_from(healthy(), "math c=8", log=("EngineDeadError",)))
-    assert found["math: served at every level"].verdict == "fail"
-    assert "ended in math c=8" in found["math: served at every level"].cause
-    assert found["code: served at every level"].verdict == "pass"
-    assert found["prose: served at every level"].verdict == "inconclusive"
-    assert {found[name].verdict for name in (INVARIANCE, TOKENS)} == {"inconclusive"}
-
-
 def test_nothing_is_concluded_of_a_single_level_or_category() -> None:
     """Comparing one thing with nothing would always pass, or never."""
     to = context(profile(categories=("code",), levels=(4,)))
@@ -196,20 +178,3 @@ def test_nothing_is_concluded_of_a_single_level_or_category() -> None:
 CRASH = ALL["crash"]
 HUNT = Bench(CRASH)
 hunted, hunt_judged, cell_at = HUNT.healthy, HUNT.judged, HUNT.at
-
-
-def test_levels_lie_on_and_between_the_grid() -> None:
-    cells = CRASH.cells(context(profile(levels=(1, 8, 24), off_grid=(3, 17, 23), waves=3)))
-    names = [cell.name for cell in cells]
-    assert names[:7] == [f"burst c={c}" for c in (1, 3, 8, 17, 23, 24)] + ["drain from c=24"]
-    assert [cell.tags["kind"] for cell in cells[7:]] == ["wave"] * 3
-    assert all(len(cell.prompts) == cell.load.requests == cell.load.concurrency for cell in cells)
-    every = [prompt.name for cell in cells for prompt in cell.prompts]
-    assert len(set(every)) == len(every)
-
-
-def test_a_drain_passes_through_every_size() -> None:
-    """Each request is longer than the one before by about two verify steps."""
-    load = hunted()[cell_at("drain")].cell.load
-    assert load.shape == "drain"
-    assert (load.max_tokens - load.min_tokens) / load.requests == pytest.approx(6)

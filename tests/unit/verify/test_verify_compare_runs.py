@@ -103,15 +103,6 @@ def test_what_is_worse_fails_by_itself(old, changes, fails, holds):
     assert holds not in found
 
 
-def test_several_runs_of_each_side_measure_how_starts_differ() -> None:
-    old, new = ([finished(swept(seed)) for seed in range(at, at + 4)] for at in (0, 100))
-    found = by_name(compare_runs(old, new).findings)
-    assert found[SPEED].verdict is Verdict.PASS
-    assert not any(one.warnings for one in found.values())
-    slower = [finished(swept(seed, slower=1.15)) for seed in range(100, 104)]
-    assert SPEED in failed(by_name(compare_runs(old, slower).findings))
-
-
 # Quality -------------------------------------------------------------------------------------------------
 
 
@@ -142,12 +133,6 @@ def test_tasks_that_are_no_longer_solved_fail() -> None:
     found = compared(old, finished(answered(Talker(release="0.33", solves=worse))))
     assert found[TASKS].verdict is Verdict.FAIL
     assert "lost" in found[TASKS].cause
-
-
-def test_without_answers_nothing_is_said_of_them() -> None:
-    found = compared(finished(swept(1)), finished(swept(2)))
-    assert found[ANSWERS].verdict is Verdict.NOT_APPLICABLE
-    assert found[TASKS].verdict is Verdict.NOT_APPLICABLE
 
 
 # Failures, the cache, and runs that cannot be compared ---------------------------------------------------

@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from sparkwright.verify.corpus import CATEGORIES, WORDS_PER_TOKEN, holds, load_corpus, write_document
+from sparkwright.verify.corpus import CATEGORIES, WORDS_PER_TOKEN, holds, load_corpus
 
 NAMES = {
     "comb": math.comb,
@@ -78,22 +78,6 @@ def test_a_document_has_its_length_and_hides_its_code_once(tokens):
         (name,) = re.findall(rf"The code for (\w+) is {prompt.expect}\.", prompt.text)
         assert prompt.text.count(prompt.expect) == 1
         assert f"What is the code for {name}?" in prompt.text[-400:]
-
-
-def test_documents_of_different_seeds_and_salts_begin_differently():
-    corpus = load_corpus()
-    prompts = [corpus.document(200, seed, salt=salt) for seed in range(10) for salt in ("", "b")]
-    assert len({prompt.text[:15] for prompt in prompts}) == len({prompt.name for prompt in prompts}) == 20
-    assert corpus.document(200, 4) == corpus.document(200, 4)
-
-
-def test_the_needle_is_found_at_all_depths():
-    depths = []
-    for seed in range(200):
-        text, code = write_document(2000, seed)
-        depths.append(text.index(code) / len(text))
-    assert min(depths) < 0.2
-    assert max(depths) > 0.75
 
 
 @pytest.mark.parametrize(

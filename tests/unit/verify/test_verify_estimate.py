@@ -7,8 +7,7 @@ from click.testing import CliRunner
 
 from sparkwright.cli.verify import command
 from sparkwright.engine.cell import Cell, Load, Prompt
-from sparkwright.verify.check import PROFILES
-from sparkwright.verify.estimate import Rates, Remaining, cell_seconds, estimate
+from sparkwright.verify.estimate import Rates, Remaining, cell_seconds
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import plan_of
 
@@ -36,15 +35,6 @@ def test_a_cell_takes_its_waves_of_steps_and_its_prompts(load: dict[str, object]
     assert cell_seconds(cell(**load), RATES, 2.0) == pytest.approx(seconds / 2)
 
 
-def test_starts_count() -> None:
-    one = cell(requests=4, max_tokens=20)
-    other = Cell(check="sweep", name="x", load=one.load, prompts=(PROMPT,), arm="baseline")
-    found = estimate({"sweep": [one, other]}, RATES)
-    assert found.starts == 2
-    assert found.seconds == pytest.approx(2 * 60 + 2 * 5.9)
-    assert found.totals == (2, 8, 160)
-
-
 def test_cells_that_take_longer_make_the_rest_longer() -> None:
     cells = [cell(requests=400, max_tokens=20) for _ in range(4)]
     left = Remaining(RATES, 1.0)
@@ -57,18 +47,6 @@ def test_cells_that_take_longer_make_the_rest_longer() -> None:
 
 
 # Profiles ------------------------------------------------------------------------------------------------
-
-
-def test_quick_is_expected_to_take_ten_minutes_at_the_most_beside_a_server_that_runs() -> None:
-    found = plan_of(VerifyOptions(url="http://localhost:8000", profile="quick")).estimate()
-    assert found.seconds < 600
-    assert tuple(share.check for share in found.shares) == PROFILES["quick"].checks
-    full = plan_of(VerifyOptions(url="http://localhost:8000")).estimate()
-    assert full.seconds > 10 * found.seconds
-    started = plan_of(
-        VerifyOptions(recipe="qwen3.6-27b-dflash", wheel="", python="", profile="quick")
-    ).estimate()
-    assert started.seconds < 900
 
 
 def test_the_plan_is_shown_and_nothing_is_run() -> None:

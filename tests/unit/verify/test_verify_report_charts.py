@@ -74,14 +74,6 @@ def test_arms_of_a_comparison_have_lines_and_intervals_of_their_own() -> None:
     assert re.fullmatch(r"[\d.,]+ \([\d.,]+ to [\d.,]+\)", found.rows[0][1])
 
 
-def test_key_figures_are_of_the_server_under_test_alone() -> None:
-    made = [replace(one, cell=replace(one.cell, check="sweep")) for one in compared(62.0).observations]
-    tested = [one for one in made if one.cell.arm == "main"]
-    assert len(tested) < len(made)
-    both, alone = (levels(cells(Run(observations=some)), 1.0) for some in (made, tested))
-    assert both == alone
-
-
 def test_one_start_has_no_interval() -> None:
     found = charts(compared(step_ms=50.0, starts=1))["load"]
     assert "intervals" not in found.meaning
@@ -150,13 +142,6 @@ def test_a_soak_shows_memory_that_grows() -> None:
     low, high = next(one.ends for one in found.panels if one.title.startswith("server"))
     assert 0 < low < memory[0] < memory[-1] < high
     assert len(found.rows) <= 41
-
-
-def test_memory_of_this_machine_is_not_a_simulator_s() -> None:
-    run = report_kit.healthy()
-    simulated = dataclasses.replace(run, manifest={**run.manifest, "speed": 60.0})
-    names = [panel.title for panel in charts(simulated)["soak"].panels]
-    assert names == ["TTFT ms", "TPOT ms", "server's memory, GiB"]
 
 
 # Drawings ------------------------------------------------------------------------------------------------

@@ -103,17 +103,6 @@ def test_a_repeated_prompt_is_found_but_for_its_end() -> None:
     assert counters.prefix_hits == again.cached > 0
 
 
-def test_a_shared_beginning_is_found_as_far_as_it_goes() -> None:
-    bench = Bench.of(k=0)
-    shared = "x" + " and so on" * 100
-    bench.add(shared + " one", 4)
-    bench.drain()
-    other, none = bench.add(shared + " two", 4), bench.add("y" + shared, 4)
-    bench.drain()
-    assert 0 < other.prompt_tokens - other.cached <= 2 * BLOCK
-    assert none.cached == 0
-
-
 def test_answers_of_one_turn_are_found_in_the_next() -> None:
     bench = Bench.of(k=0)
     first = bench.serve(1, max_tokens=100)[0]
@@ -130,26 +119,6 @@ def test_blocks_that_are_needed_are_taken_from_those_used_longest_ago() -> None:
     assert cache.match(names[:1]) == 1
     cache.add(names[3:])
     assert [cache.match([name]) for name in names] == [1, 0, 1, 1]
-
-
-# Repetition ----------------------------------------------------------------------------------------------
-
-
-def test_a_seed_decides_everything() -> None:
-    def run(seed: int) -> tuple[list[list[int]], float, int]:
-        bench = Bench.of(seed=seed)
-        requests = bench.serve(8, 200, temperature=0.7)
-        return [request.tokens for request in requests], bench.now, bench.engine.counters.accepted
-
-    assert run(1) == run(1)
-    assert all(one != other for one, other in zip(run(1), run(2), strict=True))
-
-
-def test_what_is_accepted_does_not_depend_on_who_else_runs() -> None:
-    alone, crowd = Bench.of(), Bench.of()
-    one = alone.serve(1, 200)[0]
-    many = crowd.serve(30, 200)
-    assert many[0].steps == one.steps
 
 
 # The table -----------------------------------------------------------------------------------------------

@@ -199,16 +199,6 @@ def soak(server: Lived, **changes: Any) -> dict[str, Any]:
 # The plan ------------------------------------------------------------------------------------------------
 
 
-def test_a_soak_is_many_cells_and_the_same_each_time():
-    cells = ALL["soak"].cells(to())
-    assert cells == ALL["soak"].cells(to())
-    assert len({cell.key for cell in cells}) == len(cells) == 6 * 4 + 3
-    traffic = [cell for cell in cells if cell.tags["kind"] == "traffic"]
-    assert sum(cell.load.seconds for cell in traffic) == 1800
-    names = [prompt.name for cell in cells for prompt in cell.prompts]
-    assert len(set(names)) == len(names)
-
-
 def test_cold_prompts_share_no_beginning_and_cached_ones_share_theirs():
     cells = ALL["soak"].cells(to())
     alone = [p.text[:24] for cell in cells for p in cell.prompts if not p.prefix]

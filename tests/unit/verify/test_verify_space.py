@@ -72,8 +72,3 @@ def test_tokens_without_a_drafter_are_refused() -> None:
         make_space(plain, {TOKENS: (0, 3)})
     with pytest.raises(ConfigError, match="several machines"):
         load_base("qwen3.6-27b-mtp-2x", "")
-
-
-def test_what_vllm_chooses_by_itself_is_no_other_configuration() -> None:
-    space = make_space(load_recipe("smoke"), {"kv-cache-dtype": ("auto", "fp8")})
-    assert [one.name for one in space] == ["the recipe as it is", "kv-cache-dtype fp8"]
