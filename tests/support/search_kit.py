@@ -32,13 +32,7 @@ def problem(n: int = 17, axis: Axis = "carries", *, deterministic: bool = True, 
 
 @dataclass
 class Judge:
-    """Answers by a rule, and keeps what it was asked.
-
-    Attributes:
-        rule: true for a bad candidate, or a whole evaluation.
-        rate: share of runs in which a bad candidate is bad.
-        seed: of those runs; an answer depends on the candidate and attempt alone, not on the order of both.
-    """
+    """Answers by a rule, and keeps what it was asked."""
 
     rule: Callable[[Applied], bool | Evaluation]
     rate: float = 1.0

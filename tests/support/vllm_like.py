@@ -102,15 +102,7 @@ def lasting(seconds: float) -> Callable[[Stream], Awaitable[None]]:
 
 @dataclass
 class Served:
-    """The server, and what it has seen.
-
-    Attributes:
-        endpoint: where it is.
-        asked: bodies of the requests to generate, in the order of their coming.
-        running: requests under way.
-        most: the most that ran at a time.
-        runner: the machinery behind it.
-    """
+    """The server, and what it has seen."""
 
     endpoint: Endpoint
     asked: list[dict[str, Any]] = field(default_factory=list)

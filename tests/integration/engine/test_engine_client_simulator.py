@@ -134,9 +134,6 @@ def test_documents_have_the_length_that_was_asked_for(tmp_path: Path) -> None:
         assert came == pytest.approx(meant, rel=0.02)
 
 
-# In a process of its own --------------------------------------------------------------------------------
-
-
 def test_the_clients_times_are_those_of_the_servers_own_record(tmp_path: Path) -> None:
     """However late bytes are read: half of the times are wrong by less than one of the event loop's turns."""
     load = Load(concurrency=32, requests=96, max_tokens=8, chat=True)

@@ -36,9 +36,6 @@ def metrics(page: str) -> dict[str, float]:
     return {common.sub("", name): float(value) for name, _, value in lines}
 
 
-# Healthy -------------------------------------------------------------------------------------------------
-
-
 def test_addresses_answer_as_vllms_do(tmp_path: Path) -> None:
     async def ask(server: Served) -> None:
         key = {"Authorization": "Bearer K"}
@@ -77,9 +74,6 @@ def test_a_client_that_goes_is_forgotten(tmp_path: Path) -> None:
             await asyncio.sleep(0.01)
 
     on(tmp_path, ask)
-
-
-# Faults --------------------------------------------------------------------------------------------------
 
 
 def pieces(folder: Path, *faults: str, path: str = "/v1/completions", **fields: Any) -> list[bytes]:

@@ -73,9 +73,6 @@ def changed(**changes: Any) -> MetricsSnapshot:
     return replace(AFTER, **changes)
 
 
-# Speculation ---------------------------------------------------------------------------------
-
-
 def test_speculation_is_what_came_in_between() -> None:
     spec = speculation(BEFORE, AFTER)
     assert (spec.drafts, spec.draft_tokens, spec.accepted) == (400, 2800, 596)
@@ -127,9 +124,6 @@ def test_hit_rate() -> None:
     absent = {"prefix_hits": -1, "prefix_queries": -1}
     with pytest.raises(SeriesAbsentError, match="vllm:prefix_cache_hits"):
         hit_rate(replace(BEFORE, **absent), changed(**absent))
-
-
-# Identities ----------------------------------------------------------------------------------
 
 
 def broken(after: MetricsSnapshot, samples: tuple[Sample, ...] = SAMPLES, **more: float) -> list[str]:

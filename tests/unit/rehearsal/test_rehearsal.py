@@ -119,9 +119,6 @@ def test_statements_name_what_did_not_run(tmp_path: Path) -> None:
     assert "There is no wheel" not in exact
 
 
-# Installed trees -------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def job(tmp_path: Path, repository: Repository, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     with RunningIndex() as index:

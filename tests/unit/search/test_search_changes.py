@@ -115,9 +115,6 @@ def test_an_axis_narrows_and_the_others_stay_as_at_the_start(shelf: Shelf) -> No
         difference(start, end, axes=("upstream",))
 
 
-# Ends of a bisection: patchsets on releases, and upstream's wheels ------------------------
-
-
 ROOT = Path(__file__).parents[3]
 
 

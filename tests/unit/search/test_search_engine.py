@@ -34,9 +34,6 @@ def third(applied) -> bool:
     return "c3" in applied
 
 
-# Resuming -----------------------------------------------------------------------------------
-
-
 CHILD = """
 import os, signal, sys
 from pathlib import Path
@@ -123,9 +120,6 @@ def test_the_state_of_a_search_is_read_from_its_journal(tmp_path: Path) -> None:
     assert status(tmp_path).result is not None
 
 
-# Other journals -----------------------------------------------------------------------------
-
-
 def test_another_problem_is_refused_and_the_journal_kept(tmp_path: Path) -> None:
     bisect(ASKED, Clocked(third), tmp_path)
     before = (tmp_path / FILE).read_bytes()
@@ -144,9 +138,6 @@ def test_a_damaged_journal_is_refused_and_kept(tmp_path: Path) -> None:
         assert (tmp_path / FILE).read_bytes() == b"".join(damaged)
     with pytest.raises(ConfigError):
         status(tmp_path / "nothing")
-
-
-# The infrastructure -------------------------------------------------------------------------
 
 
 def test_a_full_disk_ends_the_search_with_the_journal_intact(tmp_path: Path, monkeypatch) -> None:

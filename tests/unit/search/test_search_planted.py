@@ -24,9 +24,6 @@ def needing(name: str, needs: str) -> tuple[Change, ...]:
     )
 
 
-# One culprit --------------------------------------------------------------------------------
-
-
 def test_one_bad_carry_of_17_takes_at_most_six_evaluations_after_both_ends() -> None:
     taken = []
     for name in CARRIES:
@@ -79,9 +76,6 @@ def test_a_commit_is_named_among_upstream_and_carries() -> None:
         assert result.searching <= 9
 
 
-# More than one ------------------------------------------------------------------------------
-
-
 def test_a_pair_that_only_fails_together_takes_at_most_20_evaluations() -> None:
     taken = []
     for first, one in enumerate(CARRIES):
@@ -92,17 +86,11 @@ def test_a_pair_that_only_fails_together_takes_at_most_20_evaluations() -> None:
     assert max(taken) <= 20
 
 
-# Directions ---------------------------------------------------------------------------------
-
-
 def test_a_flake_that_was_fixed() -> None:
     for seed in SEEDS[:5]:
         judge = Judge(lambda applied: "c8" not in applied, 0.3, seed)
         asked = problem(deterministic=False, direction="fixed")
         assert run(asked, judge).changes == ("c8",)
-
-
-# Noise --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("axis", ["carries", "upstream"])
@@ -132,9 +120,6 @@ def test_a_failure_too_rare_to_be_searched_is_refused() -> None:
     judge = Judge(has("c5"), 0.3)
     with pytest.raises(BisectionError):
         run(problem(deterministic=False, most_runs=4), judge)
-
-
-# Untestable ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("culprit", [7, 8, 9, 10, 11, 12])
@@ -177,9 +162,6 @@ def test_another_failure_than_the_one_being_chased_is_untestable() -> None:
 
     misled = run(problem(16, "upstream"), Judge(without_signatures))
     assert misled.changes in {("c4",), ("c12",)}
-
-
-# Refused ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("deterministic", [True, False])

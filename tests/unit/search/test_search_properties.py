@@ -54,9 +54,6 @@ def asking(subset):
     return (yield subset)
 
 
-# Sets ---------------------------------------------------------------------------------------
-
-
 @given(problems(), st.data())
 def test_ddmin_ends_with_a_closed_set_of_which_nothing_can_be_left_out(asked: SearchProblem, data) -> None:
     changes = Changes(asked)
@@ -76,9 +73,6 @@ def test_ddmin_ends_with_a_closed_set_of_which_nothing_can_be_left_out(asked: Se
         found = done.value
     assert answers[found] is True
     assert not any(answers[changes.without(found, (name,))] for name in found)
-
-
-# Searches -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -114,9 +108,6 @@ def test_a_monotone_rule_ends_with_a_smallest_set(asked: SearchProblem, data) ->
     result = run(asked, Judge(lambda applied: applied >= needed))
     assert changes.close(result.changes) == changes.close(needed)
     assert result.kind == ("culprit" if len(result.changes) == 1 else "interaction")
-
-
-# Orders -------------------------------------------------------------------------------------
 
 
 @given(st.integers(2, 300), st.data(), st.booleans())

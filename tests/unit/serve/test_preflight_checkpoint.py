@@ -28,9 +28,6 @@ def folder(tmp_path):
     return write_checkpoint(tmp_path / "model", DENSE, TWO)
 
 
-# Files ----------------------------------------------------------------------------------------------
-
-
 def test_a_whole_checkpoint_is_silent(folder, tmp_path):
     assert found(folder) == {}
     assert found(write_checkpoint(tmp_path / "one", DENSE)) == {}
@@ -116,9 +113,6 @@ def test_a_gguf_file_is_named(tmp_path):
     assert found(tmp_path) == {"gguf": "refuse"}
 
 
-# Links and the cache --------------------------------------------------------------------------------
-
-
 def snapshot(cache, name="org/model", commit="c0ffee"):
     """A model in the cache as huggingface_hub lays it out: files are links into blobs."""
     repository = cache / f"models--{name.replace('/', '--')}"
@@ -140,9 +134,6 @@ def test_a_snapshot_is_healthy_and_found_by_its_name(tmp_path):
     assert find_folder("org/model", {"HF_HOME": str(tmp_path)}, "other") is None
     assert find_folder("org/other", {"HF_HOME": str(tmp_path)}) is None
     assert found(folder) == {}
-
-
-# Quantization ---------------------------------------------------------------------------------------
 
 
 def judged(folder, **keys) -> dict[str, str]:
@@ -186,9 +177,6 @@ def test_known_failures(nvfp4, tmp_path):
     vision = [{**nvfp4_27b()[0], "model.visual.blocks.0.proj.weight_scale": ("F8_E4M3", (8,))}]
     folder = write_checkpoint(tmp_path / "vision", QWEN_27B, vision, modelopt=MODELOPT)
     assert judged(folder) == {"vision-quantized": "warn"}
-
-
-# Weights in memory ----------------------------------------------------------------------------------
 
 
 def test_the_bytes_that_are_loaded(nvfp4):

@@ -35,9 +35,6 @@ def test_the_revision_is_read_from_the_version(version, kept):
     assert not keeps_one_group(EngineFacts(version=version))
 
 
-# Layers of the target that an EAGLE3 drafter takes --------------------------------------------------
-
-
 def eagle3(**keys):
     sizes = {name: DENSE[name] for name in ("hidden_size", "vocab_size", "num_attention_heads", "head_dim")}
     return {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, **sizes, **keys}
@@ -74,9 +71,6 @@ DEFAULT = [2, DENSE["num_hidden_layers"] // 2, DENSE["num_hidden_layers"] - 3]
 )
 def test_layers_that_are_read_are_silent(tmp_path, drafter, variables):
     assert levels(tmp_path, QWEN3, drafter, method="eagle3", variables=variables) == {}
-
-
-# Steps without drafts -------------------------------------------------------------------------------
 
 
 def rules_of(tmp_path, target, speculative, *, version=NEW, **keys):
@@ -121,8 +115,6 @@ LATENT = {
 def test_rules_about_what_the_checkpoint_shows(tmp_path, target, speculative, keys, found):
     assert rules_of(tmp_path, target, speculative, **keys) == [f"rule {name}" for name in found]
 
-
-# Contexts in several parts --------------------------------------------------------------------------
 
 # By transformers' configuration of mistralai/Mistral-Small-4-119B-2603.
 MISTRAL = {**LATENT, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "max_position_embeddings": 1 << 20}

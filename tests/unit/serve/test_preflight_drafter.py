@@ -154,9 +154,6 @@ def test_an_mtp_head(tmp_path):
     assert list(check_drafter(recipe(), without, None)) == []
 
 
-# The drafter's KV cache -----------------------------------------------------------------------------
-
-
 def cached(dtype, draft, *, target=HYBRID, version="0.24.0+spark.1", carries=frozenset()):
     options = KvOptions(dtype=dtype, draft_dtype=draft)
     found = check_draft_cache(target, DRAFT, options, EngineFacts(version=version, carries=carries))

@@ -1,7 +1,6 @@
 """The judge of the serving proof on a GPU fires on each planted fault, and is silent on the healthy twin."""
 
 import argparse
-import hashlib
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -19,17 +18,8 @@ VERSION = "0.24.0+spark.0123abcd"
 # --- what is installed
 
 
-def lay_out(
-    root: Path,
-    carries: list[str] = CARRIES,
-    version: str = VERSION,
-    native: list[str] | None = None,
-    others: list[dict[str, Any]] | None = None,
-) -> install.Installed:
-    """An installation with a file for each carry, as `pip` or an unpacked wheel leaves it.
-
-    Its extensions are upstream's but for those in *native*; *others* are further entries of its carries.
-    """
+def lay_out(root: Path, carries: list[str] = CARRIES, version: str = VERSION) -> install.Installed:
+    """An installation with a file for each carry, as `pip` or an unpacked wheel leaves it."""
     info = root / f"vllm-{version}.dist-info"
     (root / "vllm").mkdir(parents=True)
     (info / "sparkwright").mkdir(parents=True)
@@ -38,16 +28,8 @@ def lay_out(
     for name in carries:
         (root / "vllm" / f"{name}.py").write_text(f"carry = {name!r}\n")
     described = [{"name": name, "outcome": "applied", "paths": [f"vllm/{name}.py"]} for name in carries]
-    described += others or []
-    providers = []
-    for name in ("_C_stable_libtorch", "_vllm_fa2_C", "spinloop"):
-        file = root / "vllm" / f"{name}.abi3.so"
-        file.write_bytes(f"ELF {name}".encode())
-        by = "compiled" if name in (native or []) else "upstream-wheel"
-        sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
-        providers.append({"member": f"vllm/{file.name}", "provider": by, "sha256": sha256})
     if carries:
-        (info / "sparkwright" / "providers.json").write_text(json.dumps(providers))
+        (info / "sparkwright" / "providers.json").write_text("[]")
         (info / "sparkwright" / "carries.json").write_text(json.dumps({"carries": described}))
     rows = [
         f"{file.relative_to(root)},{install.digest(file)},{file.stat().st_size}\n"

@@ -158,9 +158,6 @@ def test_limits_allow_for_the_longest_step_of_a_recipe() -> None:
     assert WatchLimits.of(whole).stall_s == 491.52
 
 
-# systemd hears of it over its socket ------------------------------------------------------------
-
-
 @pytest.mark.parametrize("abstract", [False, True])
 def test_a_message_arrives(tmp_path: Path, abstract: bool) -> None:  # noqa: FBT001
     shown = f"@sparkwright-test-{tmp_path.name}-{time.time_ns()}" if abstract else str(tmp_path / "notify")

@@ -93,9 +93,6 @@ def test_braces_of_texts_are_filled() -> None:
             assert not {"{", "}"} & {*finding.name, *finding.definition, *finding.threshold}
 
 
-# Profiles ------------------------------------------------------------------------------------------------
-
-
 def test_every_profile_runs_the_checks_that_it_names() -> None:
     for name, sizes in PROFILES.items():
         assert set(sizes.checks) <= set(ALL)

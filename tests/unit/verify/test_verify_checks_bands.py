@@ -27,9 +27,6 @@ def server(seed: int = 1, **changes: Any) -> Server:
     return Server(**{"seed": seed, "k": 12, "step_ms": 124.6, **changes})
 
 
-# The data ------------------------------------------------------------------------------------------------
-
-
 def test_every_figure_has_a_source_and_a_grade() -> None:
     known = load_bands().band
     assert {band.key for band in known if band.grade.startswith("A")} == {
@@ -41,9 +38,6 @@ def test_every_figure_has_a_source_and_a_grade() -> None:
     assert capacity_of("qwen3.6-27b/mtp/k3/nvfp4") == pytest.approx(525_000 / 35.7, rel=0.001)
     assert capacity_of(KEY) == capacity_of("qwen3.6-27b/mtp/k3/nvfp4"), "the body decides"
     assert capacity_of("gemma-4-26b/dflash/k10/fp8") == capacity_of("") == 0
-
-
-# Comparing -----------------------------------------------------------------------------------------------
 
 
 @functools.cache

@@ -30,9 +30,6 @@ def judged(
     )
 
 
-# First answers -------------------------------------------------------------------------------------------
-
-
 NEVER = {"samples": (), "before": None, "after": None}
 
 
@@ -56,8 +53,6 @@ def test_a_server_that_does_not_come_up_or_answer_fails(changes: dict[str, Any],
     assert words in finding.cause
     assert all(line in finding.cause for line in changes.get("log", ()))
 
-
-# Rules over each start -----------------------------------------------------------------------------------
 
 DEFAULT_SIZES = (1, 2, 4, *range(8, 257, 8), *range(272, 513, 16))
 BOTH = {"graph_mode": "FULL_AND_PIECEWISE"}
@@ -119,9 +114,6 @@ def test_odd_sizes_of_piecewise_graphs_are_a_warning() -> None:
     assert "sizes 12 are no multiples" in piecewise.warnings[0]
 
 
-# Capacity ------------------------------------------------------------------------------------------------
-
-
 def packed(ratio: float) -> BootFacts:
     return boot_facts(
         kv_dtype="nvfp4", kv_gib=40.1, kv_tokens=int(40.1 * 525_000 / 35.7 * ratio), speculative_tokens=3
@@ -146,9 +138,6 @@ def test_capacity_is_compared_with_the_band_where_nothing_else_ran() -> None:
     assert judged(packed(1.79), band=band)[CAPACITY].verdict == "pass"
     assert judged(packed(1.0), band=band)[CAPACITY].verdict == "fail"
     assert judged(packed(1.79))[CAPACITY].verdict == "inconclusive"
-
-
-# Without a log -------------------------------------------------------------------------------------------
 
 
 def test_without_a_log_nothing_is_claimed_of_it() -> None:

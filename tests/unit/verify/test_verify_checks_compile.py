@@ -29,9 +29,6 @@ SERVER = (
 )
 
 
-# The reader ------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     with subprocess.Popen(
@@ -59,9 +56,6 @@ def test_other_processes_and_older_files_are_not(server: subprocess.Popen[str], 
         (folder / "kernel.lock").write_bytes(b"")
         time.sleep(0.3)
     assert watch.compiled == ()
-
-
-# The check -------------------------------------------------------------------------------------
 
 
 def seen(again: Any = (), first: Any = ()) -> tuple[Observation, ...]:

@@ -33,9 +33,6 @@ BENCH = Bench(SWEEP)
 healthy, judged, at = BENCH.healthy, BENCH.judged, BENCH.at
 
 
-# The plan ------------------------------------------------------------------------------------------------
-
-
 def test_cells_hold_enough_requests_of_their_own() -> None:
     cells = SWEEP.cells(context(profile(levels=(1, 64), requests_per_client=3, least_requests=24)))
     assert [cell.load.requests for cell in cells[:2]] == [24, 192]
@@ -44,9 +41,6 @@ def test_cells_hold_enough_requests_of_their_own() -> None:
     assert len(set(names)) == len(names)
     texts = [prompt.text for cell in cells for prompt in cell.prompts]
     assert len(set(texts)) == len(texts), "the same text twice would come from the prefix cache"
-
-
-# Figures -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("speed", [1.0, 60.0])
@@ -70,9 +64,6 @@ def test_a_level_that_gives_less_than_a_lower_one_is_pointed_out() -> None:
         observations.append(server.measure(cell))
     finding = judged(observations)["code: served at every level"]
     assert "code c=24 gives" in finding.warnings[0]
-
-
-# Acceptance ----------------------------------------------------------------------------------------------
 
 
 def falling(level: int, to: float) -> Callable[[Cell, float, bool], float]:
@@ -121,9 +112,6 @@ def test_speculation_is_not_applicable_where_nothing_requires_it() -> None:
     assert found["code: served at every level"].verdict == found[TOKENS].verdict == "pass"
 
 
-# Identities ----------------------------------------------------------------------------------------------
-
-
 def test_a_rise_from_position_to_position_is_invalid() -> None:
     *rest, last = healthy()
     rates, before = list(last.after.accepted_per_position), last.before.accepted_per_position
@@ -137,9 +125,6 @@ def test_a_second_client_is_seen() -> None:
     *rest, last = healthy()
     more = counted(last, generation_tokens=last.after.generation_tokens * 1.5)
     assert judged([*rest, more])[TOKENS].verdict == "invalid"
-
-
-# The client and the clock --------------------------------------------------------------------------------
 
 
 def test_a_late_client_is_flagged_and_then_invalid() -> None:
@@ -162,9 +147,6 @@ def test_on_an_accelerated_clock_the_client_is_not_judged() -> None:
     assert len(by_name(SWEEP.judge(fast, late))[CLIENT].warnings) == 1
 
 
-# Trouble -------------------------------------------------------------------------------------------------
-
-
 def test_nothing_is_concluded_of_a_single_level_or_category() -> None:
     """Comparing one thing with nothing would always pass, or never."""
     to = context(profile(categories=("code",), levels=(4,)))
@@ -172,8 +154,6 @@ def test_nothing_is_concluded_of_a_single_level_or_category() -> None:
     assert verdicts(found) == {}
     assert set(found) == {"code: served at every level", DRAFTER, TOKENS, CLIENT, HELD}
 
-
-# The crash hunt ------------------------------------------------------------------------------------------
 
 CRASH = ALL["crash"]
 HUNT = Bench(CRASH)

@@ -25,15 +25,7 @@ CACHE = "the KV cache holds as many tokens"
 
 @dataclass
 class Pair:
-    """Two servers; each start draws its own luck.
-
-    Attributes:
-        seed: of everything.
-        slower: how many times as long a step of the server under test takes.
-        lottery: standard deviation of a start's own factor.
-        factor: of acceptance on the server under test.
-        first: how many times as long its first tokens take.
-    """
+    """Two servers; each start draws its own luck."""
 
     seed: int = 0
     slower: float = 1.0

@@ -82,9 +82,6 @@ def test_a_file_that_changed_since_is_refused(tmp_path: Path) -> None:
         read_same(path, digest)
 
 
-# Sweeps --------------------------------------------------------------------------------------------------
-
-
 def own(tmp_path: Path, *, chats: bool) -> tuple[Prompt, ...]:
     entry: dict[str, Any] = {"messages": TALK} if chats else {"prompt": "Sum up."}
     return read_prompts(written(tmp_path, json.dumps(entry) + "\n" + json.dumps(entry)))
@@ -109,9 +106,6 @@ def test_a_sweep_of_the_corpus_is_what_it_was() -> None:
         "1244276c208c3f2f",
         "50c79759226d5c59",
     ]
-
-
-# Options -------------------------------------------------------------------------------------------------
 
 
 def test_a_rate_adds_its_check_and_output_changes_the_size() -> None:

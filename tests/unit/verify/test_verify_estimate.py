@@ -46,9 +46,6 @@ def test_cells_that_take_longer_make_the_rest_longer() -> None:
     assert 1.5 < left.of(cells) / first < 2
 
 
-# Profiles ------------------------------------------------------------------------------------------------
-
-
 def test_the_plan_is_shown_and_nothing_is_run() -> None:
     shown = CliRunner().invoke(command, ["--demo", "--plan"])
     assert shown.exit_code == 0

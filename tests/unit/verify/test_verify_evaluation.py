@@ -56,9 +56,6 @@ def verdicts(scores: Sequence[TaskScore], *judged_by: object) -> list[Verdict]:
     return [one.verdict for one in evaluation_run(REQUEST, scores, *judged_by).findings[1:]]  # type: ignore[arg-type]
 
 
-# Scores ------------------------------------------------------------------------------------------------
-
-
 def test_scores_are_read_question_by_question(tmp_path: Path) -> None:
     group, found = read_scores(written(tmp_path, [1.0, 0.0, 1.0, 1.0]))
     assert (found.name, found.value, found.binary) == ("sums exact_match (number)", 0.75, True)
@@ -73,9 +70,6 @@ def test_results_that_are_missing_or_damaged_are_refused(tmp_path: Path) -> None
     (tmp_path / "results_1.json").write_text("{")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_scores(tmp_path)
-
-
-# Verdicts ----------------------------------------------------------------------------------------------
 
 
 def test_scores_without_anything_to_compare_with_pass_as_evaluated_alone() -> None:
@@ -101,8 +95,6 @@ def test_few_or_other_questions_decide_nothing() -> None:
     assert verdicts([score([1.0] * 30)], [other]) == [Verdict.NOT_APPLICABLE]
     assert verdicts([few], [score([1.0], task="others")]) == [Verdict.NOT_APPLICABLE]
 
-
-# The process -------------------------------------------------------------------------------------------
 
 HARNESS = """#!{python}
 import json, os, shutil, sys

@@ -33,15 +33,7 @@ def answered(
     error: Callable[[Cell], float] = lambda _: 0.0,
     more_tokens: int = 0,
 ) -> Observation:
-    """Greedy answers to *cell*, by logits that follow from prompt and position.
-
-    Args:
-        cell: the cell.
-        seed: of the rounding.
-        noise: deviation of logits by rounding.
-        error: the same of an error by the kind of prompts, equal at each time.
-        more_tokens: tokens of prompts beyond those of the reference.
-    """
+    """Greedy answers to *cell*, by logits that follow from prompt and position."""
     rounding, samples = random.Random(f"{cell.name} {seed}"), []
     for prompt in cell.prompts:
         ids, logprobs = [], []
@@ -92,9 +84,6 @@ def judged(reference: Reference, seed: int = 1, **server: Any) -> list[Finding]:
 
 def verdicts(findings: Sequence[Finding]) -> list[Verdict]:
     return [finding.verdict for finding in findings]
-
-
-# The check ---------------------------------------------------------------------------------------------
 
 
 FAIL, PASS, INVALID = Verdict.FAIL, Verdict.PASS, Verdict.INVALID
@@ -148,9 +137,6 @@ def test_a_reference_does_not_go_with_a_comparison_of_speed_and_its_file_must_be
         plan_of(VerifyOptions(recipe="smoke", against="simulator", simulator=True, reference="file"))
     with pytest.raises(ConfigError, match="none"):
         plan_of(VerifyOptions(url="http://server", reference=str(tmp_path / "none")))
-
-
-# Recording ---------------------------------------------------------------------------------------------
 
 
 def cells_with(max_model_len: int) -> tuple[Cell, ...]:
@@ -210,9 +196,6 @@ def test_a_run_that_recorded_less_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         load_reference(tmp_path / "none")
     assert caught.value.because == "it has no check 'reference'"
-
-
-# The model ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("model", [NAME, "/models/Model-27B/"])

@@ -29,9 +29,6 @@ def values(chart: Chart, panel: str, style: int = 0) -> list[float]:
     return [point.y for line in lines if line.style == style and not line.dashed for point in line.points]
 
 
-# Load ----------------------------------------------------------------------------------------------------
-
-
 def test_the_load_is_that_of_the_key_figures() -> None:
     run = report_kit.healthy()
     found = charts(run)["load"]
@@ -100,9 +97,6 @@ def test_without_a_course_there_is_no_chart() -> None:
     assert charts(Run()) == {}
 
 
-# Soak ----------------------------------------------------------------------------------------------------
-
-
 def soak(change: Callable[[int, Observation], Observation]) -> Run:
     made = report_kit.Soak().rounds()
     return Run(observations=[change(place, one) for place, one in enumerate(made)])
@@ -142,9 +136,6 @@ def test_a_soak_shows_memory_that_grows() -> None:
     low, high = next(one.ends for one in found.panels if one.title.startswith("server"))
     assert 0 < low < memory[0] < memory[-1] < high
     assert len(found.rows) <= 41
-
-
-# Drawings ------------------------------------------------------------------------------------------------
 
 
 def test_a_drawing_has_a_title_a_description_and_escaped_words() -> None:

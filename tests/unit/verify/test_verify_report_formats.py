@@ -16,9 +16,6 @@ def healthy() -> Run:
     return report_kit.healthy()
 
 
-# Words ---------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("value", "words"),
     [
@@ -40,9 +37,6 @@ def healthy() -> Run:
 )
 def test_numbers(value: float | None, words: str) -> None:
     assert number(value).removesuffix(".0") == words.removesuffix(".0")
-
-
-# The terminal -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("width", [20, 40, 200])

@@ -57,20 +57,7 @@ def same(settings: Mapping[str, Any]) -> float:
 
 @dataclass
 class Surface:
-    """The servers of a comparison.
-
-    Attributes:
-        slower: factor on a step's time by settings.
-        later: factor on the time to the first token.
-        refuses: configurations that do not start.
-        wrong: configurations whose answers are wrong.
-        short: configurations that leave little memory.
-        luck: standard deviation between starts.
-        seed: of that.
-        stop_after: cells after which it is stopped.
-        starts: arms and numbers that were started, in order.
-        cells: those that were measured.
-    """
+    """The servers of a comparison."""
 
     slower: Callable[[Mapping[str, Any]], float] = same
     later: Callable[[Mapping[str, Any]], float] = same

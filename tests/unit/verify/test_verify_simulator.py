@@ -14,8 +14,6 @@ from sparkwright.verify.simulator.machine import boot_lines, capture_sizes, capt
 from sparkwright.verify.simulator.model import acceptance_table
 from sparkwright.verify.simulator.settings import BLOCK, VERSION, plan_memory
 
-# Counters ------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("k", [1, 3, 7, 12])
 @pytest.mark.parametrize("many", [1, 5, 40])
@@ -41,9 +39,6 @@ def test_acceptance_follows_the_table_at_each_position() -> None:
     for position, conditional in enumerate(acceptance_table(7)):
         chance *= conditional
         assert counters.per_position[position] / counters.drafts == pytest.approx(chance, abs=0.02)
-
-
-# Scheduling ----------------------------------------------------------------------------------------------
 
 
 def test_no_more_run_than_may() -> None:
@@ -88,9 +83,6 @@ def test_an_abort_gives_everything_back() -> None:
     assert bench.engine.usage == 0
 
 
-# The prefix cache ----------------------------------------------------------------------------------------
-
-
 def test_a_repeated_prompt_is_found_but_for_its_end() -> None:
     bench = Bench.of(k=7)
     first, again = bench.serve(1)[0], bench.add(prompt(1))
@@ -119,9 +111,6 @@ def test_blocks_that_are_needed_are_taken_from_those_used_longest_ago() -> None:
     assert cache.match(names[:1]) == 1
     cache.add(names[3:])
     assert [cache.match([name]) for name in names] == [1, 0, 1, 1]
-
-
-# The table -----------------------------------------------------------------------------------------------
 
 
 def test_the_table_says_what_each_fault_does_and_who_notices() -> None:
@@ -159,9 +148,6 @@ def test_unknown_names_are_refused_wherever_they_are_asked_for() -> None:
         _ = "inrt" in Faults()
     with pytest.raises(KeyError):
         Faults().value("slow", "speed")
-
-
-# The start -----------------------------------------------------------------------------------------------
 
 
 def test_a_request_that_cannot_fit_fails_the_start() -> None:

@@ -22,8 +22,6 @@ from sparkwright.verify.statistics import (
     whole_run,
 )
 
-# Percentiles and summary ---------------------------------------------------------------------
-
 
 def test_summary_of_known_values() -> None:
     found = summary(list(range(1, 102)))
@@ -45,8 +43,6 @@ def test_what_is_no_number_is_refused_everywhere(values: list[float]) -> None:
         with pytest.raises(ValueError):
             figure(values)
 
-
-# Windows -------------------------------------------------------------------------------------
 
 SECOND = 10**9
 
@@ -135,9 +131,6 @@ def test_the_window_is_what_counting_at_every_moment_gives(spans, concurrency, r
     assert bounds(samples, concurrency) == expected
 
 
-# Trends --------------------------------------------------------------------------------------
-
-
 def test_slope_and_interval_of_a_published_example() -> None:
     """The example of Sen (1968)."""
     x, y = [1, 2, 3, 4, 10, 12, 18], [9, 15, 19, 20, 45, 55, 78]
@@ -153,9 +146,6 @@ def test_too_few_values_have_no_interval() -> None:
 def test_no_slope_of_what_has_none(x: list[float], y: list[float]) -> None:
     with pytest.raises(ValueError):
         theil_sen(x, y)
-
-
-# Tests ---------------------------------------------------------------------------------------
 
 
 def test_excess_is_what_all_splits_give() -> None:
@@ -181,9 +171,6 @@ def test_excess_looks_to_one_side() -> None:
 def test_mcnemar_is_the_sign_test(b: int, c: int, p: float) -> None:
     assert mcnemar(b, c) == pytest.approx(p)
     assert mcnemar(c, b) == pytest.approx(p)
-
-
-# Means of clusters --------------------------------------------------------------------------------------
 
 
 def test_the_interval_of_a_mean_of_clusters_is_students() -> None:
