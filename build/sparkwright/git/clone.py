@@ -90,9 +90,7 @@ class ProjectClone:
 
     def branch(self, name: str) -> str | None:
         """Return the commit of the branch *name*, or `None`."""
-        ref = f"{_BRANCHES}{check_ref(name)}"
-        done = self.repository.command("rev-parse", "--verify", "--quiet", ref, accept=(0, 1))
-        return done.text or None
+        return self.repository.find(f"{_BRANCHES}{check_ref(name)}") or None
 
     def place(self, name: str) -> str:
         """Return the folder in which the branch *name* is checked out; empty if it is nowhere."""

@@ -211,12 +211,17 @@ class Repository:
         """Tell if an object with that id is here."""
         return self.command("cat-file", "-e", object_id, accept=(0, 1, 128)).status == 0
 
+    def find(self, revision: str) -> str:
+        """Return the id of the object that *revision* names; empty if there is none."""
+        words = ("rev-parse", "--verify", "--quiet", "--end-of-options", revision)
+        done = self.command(*words, accept=(0, 1, 128))
+        return done.text if done.status == 0 else ""
+
     def tree_of(self, revision: str) -> str:
         """Return the tree id of a commit, tag or tree."""
-        done = self.command("rev-parse", "--verify", "--quiet", f"{revision}^{{tree}}", accept=(0, 1, 128))
-        if done.status:
-            raise RefError(f"{revision} is not in the store", because="no tree of that name was fetched")
-        return done.text
+        if found := self.find(f"{revision}^{{tree}}"):
+            return found
+        raise RefError(f"{revision} is not in the store", because="no tree of that name was fetched")
 
     def files(self, tree: str, paths: Iterable[str] | None = None) -> Mapping[str, TreeEntry]:
         """Return the files of *tree* by path: all of them, or those among *paths* that exist."""

@@ -21,7 +21,7 @@ from sparkwright.base.events import emit, task
 from sparkwright.lock.bump import Decision, bump_command
 from sparkwright.lock.cmake import CMakeExtension, listed_files, oldest_gxx, read_extensions
 from sparkwright.lock.model import ExtensionSpec, Lock, NativePin, Package, SourcePin
-from sparkwright.native.bump_toolkit import next_toolkit
+from sparkwright.native.packages import next_toolkit
 from sparkwright.native.sources import Revision, keep_source, packaged_tree, read_clone, read_revision
 from sparkwright.upstream.index import listing, project_of
 from sparkwright.upstream.releases import Access, as_artifact

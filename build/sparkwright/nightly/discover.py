@@ -66,8 +66,7 @@ class UpstreamNews:
 
     @property
     def _kept(self) -> str:
-        done = self._repository.command("rev-parse", "--verify", "--quiet", _KEPT, accept=(0, 1))
-        return done.text
+        return self._repository.find(_KEPT)
 
     @cached_property
     def releases(self) -> list[str]:
@@ -201,10 +200,7 @@ class UpstreamNews:
         """Return the full id of *commit*, if it is in the store."""
         if not _COMMIT.fullmatch(commit) or not (self.head or len(commit) == _FULL_ID):
             return ""
-        done = self._repository.command(
-            "rev-parse", "--verify", "--quiet", f"{commit}^{{commit}}", accept=(0, 1, 128)
-        )
-        return done.text if done.status == 0 else ""
+        return self._repository.find(f"{commit}^{{commit}}")
 
     def _with_history(self, target: UpstreamTarget) -> UpstreamTarget:
         """Return *target* with its commit in full and whether history leads from upstream's branch to it."""

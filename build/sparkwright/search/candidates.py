@@ -7,8 +7,9 @@ failure of the network or the disk is an error, as it says nothing of the candid
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from msgspec import structs
@@ -28,10 +29,10 @@ from sparkwright.base.errors import (
     WheelError,
 )
 from sparkwright.base.events import warn
-from sparkwright.carries.model import Revision
 from sparkwright.carries.patchset import BuildSpec, check_order
 from sparkwright.lock.model import Lock
 from sparkwright.merge.engine import merge_patchset
+from sparkwright.merge.prepare import BaseFinder
 from sparkwright.merge.report import MergeReport
 from sparkwright.pipeline.build import assemble, in_turn, make
 from sparkwright.pipeline.checkout import Checkout
@@ -49,7 +50,7 @@ _PACKAGE = "vllm"
 
 # Errors that a candidate causes, and no network, disk or machine.
 _CAUSED_BY_CANDIDATES = (
-    UnprovedError, ArchiveError, BinaryError, CarryConflictError, CompileError, DependencyOrderError,
+    ArchiveError, BinaryError, CarryConflictError, CompileError, DependencyOrderError,
     LockMismatchError, MissingSourceError, NativeBuildError, NativeInputsError, PatchError, UnprovedError,
     WheelError,
 )  # fmt: skip
@@ -78,7 +79,6 @@ class Realiser:
     access: Access
     options: BuildOptions
     commits: str = "git"
-    _bases: dict[tuple[str, str | None], str] = field(default_factory=dict, repr=False)
 
     def candidate(self, applied: frozenset[str]) -> ResolvedSpec:
         """Return the candidate with the changes *applied*."""
@@ -167,13 +167,10 @@ class Realiser:
             source=open_source(self.options.source, self.access),
         )
 
-    def _find_base(self, revision: Revision) -> str:
-        """Return the tree that *revision* was written against; found once for all candidates."""
-        key = revision.release, revision.sdist_sha256
-        if key not in self._bases:
-            job = self._job(self.candidate(frozenset()), self.checkout.lock)
-            self._bases[key] = job.find_base(revision)
-        return self._bases[key]
+    @functools.cached_property
+    def _find_base(self) -> BaseFinder:
+        """Finds the tree that a revision was written against, once for all candidates."""
+        return functools.cache(self._job(self.candidate(frozenset()), self.checkout.lock).find_base)
 
     def _pristine(self, candidate: ResolvedSpec) -> Pristine:
         """Return upstream's tree, without its history: a merge is then decided by contents alone."""

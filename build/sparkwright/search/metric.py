@@ -5,13 +5,13 @@ A figure is judged by interleaved samples of a candidate and the good end, until
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
 
 import msgspec
 
@@ -91,9 +91,15 @@ class MetricJudge:
 
     def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
         """Judge the candidate; its value is its metric over the good end's."""
-        name = f"{digest_of(sorted(applied))[:16]}-{attempt}.jsonl"
-        with Pairs(self.kept / name if self.kept else None) as pairs:
-            verdict, ratio, detail = self._judged(applied, pairs, folder)
+        taken: list[tuple[float, float]] = []
+        with contextlib.ExitStack() as stack:
+            journal = None
+            if self.kept is not None:
+                path = self.kept / f"{digest_of(sorted(applied))[:16]}-{attempt}.jsonl"
+                journal = stack.enter_context(JournalFile(path, subject="bisection"))
+                lines = read_lines(path, subject="bisection")
+                taken = [decode_json(line, tuple[float, float]) for line in lines]
+            verdict, ratio, detail = self._judged(applied, taken, journal, folder)
         return Evaluation(
             verdict=verdict,
             signature=self.name if verdict is StepVerdict.BAD else "",
@@ -102,7 +108,13 @@ class MetricJudge:
             value=ratio,
         )
 
-    def _judged(self, applied: frozenset[str], pairs: Pairs, folder: Path) -> tuple[StepVerdict, float, str]:
+    def _judged(
+        self,
+        applied: frozenset[str],
+        taken: list[tuple[float, float]],
+        journal: JournalFile | None,
+        folder: Path,
+    ) -> tuple[StepVerdict, float, str]:
         if applied == self.baseline:
             return StepVerdict.GOOD, 1.0, "it is what others are compared with"
         limit = math.sqrt(1 - self.worse_by)
@@ -110,9 +122,12 @@ class MetricJudge:
         count = 0
         while True:
             count = min(max(_FIRST_LOOK, 2 * count), self.most_samples)
-            while len(pairs.taken) < count:
-                pairs.add(*self._pair(applied, len(pairs.taken), folder))
-            good, candidate = zip(*pairs.taken[:count], strict=True)
+            while len(taken) < count:
+                pair = self._pair(applied, len(taken), folder)
+                if journal is not None:
+                    journal.append(msgspec.json.encode(pair))  # before the next one is taken
+                taken.append(pair)
+            good, candidate = zip(*taken[:count], strict=True)
             found = compare_pairs(candidate, good, _ERROR / looks / 2)
             ratio, low, high = found.value, found.low, found.high
             worst, best = (low, high) if self.higher_is_better else (1 / high, 1 / low)
@@ -133,39 +148,6 @@ class MetricJudge:
             values.append(self.sampler.sample(arm, folder / f"sample-{place}"))
         good, candidate = values if done % 2 == 0 else values[::-1]
         return good, candidate
-
-
-class Pairs:
-    """Pairs of samples, each on the disk before the next is taken; without a file, in memory alone."""
-
-    def __init__(self, path: Path | None) -> None:
-        """Open the file at *path* and read its pairs.
-
-        Raises:
-            StorageError: it cannot be written.
-        """
-        self.journal = None if path is None else JournalFile(path, subject="bisection")
-        lines = [] if path is None else read_lines(path, subject="bisection")
-        self.taken = [decode_json(line, tuple[float, float]) for line in lines]
-
-    def __enter__(self) -> Self:
-        """Return the pairs."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Close the file."""
-        if self.journal is not None:
-            self.journal.close()
-
-    def add(self, good: float, candidate: float) -> None:
-        """Append a pair.
-
-        Raises:
-            StorageError: it could not be written.
-        """
-        if self.journal is not None:
-            self.journal.append(msgspec.json.encode([good, candidate]))
-        self.taken.append((good, candidate))
 
 
 @dataclass(frozen=True)
@@ -290,20 +272,13 @@ class Serving:
 
     def check(self, applied: frozenset[str], check: str, folder: Path) -> tuple[CheckOutcome, str]:
         """Return the outcome of one check of the candidate's server, and where all of them are."""
-        result = self._verified(applied, folder, checks=(check,))
+        result = self.verified(applied, folder, checks=(check,))
         by_name = {one.name: one for one in result.outcomes}
         if not result.started and check != _BOOT:
             raise UntestableError(by_name[_BOOT].detail)
         return by_name[check], str(folder / _JUDGED)
 
-    def measure(self, applied: frozenset[str], level: int, folder: Path) -> Sequence[Finding]:
-        """Return the findings of a sweep of one start, with *level* requests at a time."""
-        result = self._verified(applied, folder, checks=(SWEEP,), levels=(level,))
-        if not result.started:
-            raise UntestableError(result.outcomes[0].detail)
-        return result.findings
-
-    def _verified(
+    def verified(
         self, applied: frozenset[str], folder: Path, *, checks: tuple[str, ...], levels: tuple[int, ...] = ()
     ) -> CheckResult:
         """Have the candidate's wheel served and verified; the result and the run are kept in *folder*."""
@@ -364,4 +339,7 @@ class FigureSampler:
         Raises:
             UntestableError: it cannot be made, started or measured.
         """
-        return self.figure.value(self.host.measure(applied, self.figure.level, folder))
+        found = self.host.verified(applied, folder, checks=(SWEEP,), levels=(self.figure.level,))
+        if not found.started:
+            raise UntestableError(found.outcomes[0].detail)
+        return self.figure.value(found.findings)

@@ -12,15 +12,12 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import TypeVar
+from typing import Any
 
 _SURPRISE = 1e-6  # of a judge that always says the same, to be wrong
 _FALSE_ALARMS = (0.05, 10.0)  # Beta prior of the share of runs in which a candidate without the culprit fails
 _LEAST_INFORMATION = 1e-9  # bits; less is rounding
 _LEAST_RATE = 0.02
-
-AskT = TypeVar("AskT")
-ReplyT = TypeVar("ReplyT")
 
 
 @dataclass(frozen=True)
@@ -176,11 +173,11 @@ def _entropy(p: float) -> float:
 
 def locate(
     posterior: Posterior,
-    observe: Callable[[int, float], Generator[AskT, ReplyT, bool | None]],
+    observe: Callable[[int, float], Generator[Any, Any, bool | None]],
     *,
     confidence: float,
     untestable: Collection[int] = (),
-) -> Generator[AskT, ReplyT, Located]:
+) -> Generator[Any, Any, Located]:
     """Observe positions until one change, or a range that cannot be split, has enough probability.
 
     The next position is that with the most expected information. Neighbours of an untestable position are

@@ -151,7 +151,7 @@ class Resolver:
             return self._of(text, self.checkout, self.patchset)
         patchset, at, target = text.rpartition("@")
         history = self._history
-        if not at and history is not None and (commit := _full_id(history, text)):
+        if not at and history is not None and (commit := history.find(f"{text}^{{commit}}")):
             folder = self.scratch / commit
             if not folder.exists():
                 check_out(history, history.tree_of(commit), folder)
@@ -186,7 +186,7 @@ class Resolver:
             return self._of(text, checkout, patchset, UpstreamPoint(found[1]))
         if not _COMMIT.fullmatch(target):
             raise BisectionError(f"{text!r} names no build spec", next_step=_NEXT)
-        commit = target if len(target) == _FULL_ID else _full_id(self.access.repository, target)
+        commit = target if len(target) == _FULL_ID else self.access.repository.find(f"{target}^{{commit}}")
         if not commit:
             raise BisectionError(
                 f"{text!r} names no build spec",
@@ -343,13 +343,6 @@ def pinned_lock(checkout: Checkout, access: Access, target: str, *, source: str 
     from sparkwright.pipeline.pins import pin_of
 
     return pin_of(checkout, access, target, source=source)
-
-
-def _full_id(repository: Repository, name: str) -> str:
-    """Return the full id of the commit called *name*; empty if there is none."""
-    words = ("rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
-    done = repository.command(*words, accept=(0, 1, 128))
-    return done.text if done.status == 0 else ""
 
 
 def _pin_of(lock: Lock) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal
 
 from msgspec import structs
 
@@ -322,15 +322,12 @@ _ENOUGH_SHOWN = 4  # bad runs that make the rate of a flake known well enough
 _DOUBT = 1e-4  # that a judge is not deterministic though it says so
 _CHECKS = 5  # candidates that share the error which is left, of one search
 
-AskT = TypeVar("AskT")
-ReplyT = TypeVar("ReplyT")
-
 
 def calibrate(
     problem: SearchProblem,
-    bad: Callable[[], Generator[AskT, ReplyT, SearchStep]],
-    good: Callable[[], Generator[AskT, ReplyT, SearchStep]],
-) -> Generator[AskT, ReplyT, tuple[Calibration, Noise]]:
+    bad: Callable[[], Generator[Any, Any, SearchStep]],
+    good: Callable[[], Generator[Any, Any, SearchStep]],
+) -> Generator[Any, Any, tuple[Calibration, Noise]]:
     """Run both ends: the bad one until it shows, then the good one as often as a flake demands."""
     good_end, bad_end = ends(problem)
     runs, shown = yield from _run_bad(problem, bad_end, bad)
@@ -367,8 +364,8 @@ def ends(problem: SearchProblem) -> tuple[str, str]:
 
 
 def _run_bad(
-    problem: SearchProblem, bad_end: str, bad: Callable[[], Generator[AskT, ReplyT, SearchStep]]
-) -> Generator[AskT, ReplyT, tuple[int, int]]:
+    problem: SearchProblem, bad_end: str, bad: Callable[[], Generator[Any, Any, SearchStep]]
+) -> Generator[Any, Any, tuple[int, int]]:
     """Run the bad end, doubling the runs until it shows; return runs, and those that were bad."""
     wanted = 1 if problem.deterministic else min(_RUNS, problem.most_runs)
     most = 1 if problem.deterministic else problem.most_runs

@@ -6,15 +6,12 @@ import heapq
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any
 
 from sparkwright.base.errors import BisectionError, DependencyOrderError
 from sparkwright.search.model import SearchProblem
 
 _UNIFORM = 0.5  # share of the prior that ignores suspicion, so that a wrong one costs about one step
-
-AskT = TypeVar("AskT")
-ReplyT = TypeVar("ReplyT")
 
 
 class Changes:
@@ -145,8 +142,8 @@ def ddmin(
     changes: Changes,
     among: Iterable[str],
     base: frozenset[str],
-    shows: Callable[[frozenset[str]], Generator[AskT, ReplyT, bool | None]],
-) -> Generator[AskT, ReplyT, frozenset[str]]:
+    shows: Callable[[frozenset[str]], Generator[Any, Any, bool | None]],
+) -> Generator[Any, Any, frozenset[str]]:
     """Return a smallest subset of *among* that shows the difference on top of *base* (Zeller 2002).
 
     No change of it can be left out, with those that require it, so that the difference still shows. What

@@ -21,7 +21,7 @@ from sparkwright.lock.bump import rewrite
 from sparkwright.lock.check import check_native
 from sparkwright.lock.model import Binary, Candidate, Dependency, ExtensionSpec, SourcePin
 from sparkwright.native.bump import NextSources, next_extensions, propose_native
-from sparkwright.native.bump_toolkit import next_toolkit
+from sparkwright.native.packages import next_toolkit
 from sparkwright.native.sources import gather_sources
 
 pytest_plugins = ["package_access"]
