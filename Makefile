@@ -18,7 +18,7 @@ LINE     := $(if $(SERIES),--series $(SERIES)) $(if $(PATCHSET),--patchset $(PAT
 JOB      := $(LINE) --platform $(PLATFORM) --source $(SOURCE) \
             --kernels $(KERNELS) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help wheel plan serve verify verify-demo rehearse bisect triton test test-all test-unit test-integration test-slow test-prefixes test-long test-native test-systemd test-image test-verify test-verify-real test-upstream lint format prove nightly companion publish status doctor mutations releases safety-net bench bench-native docs clean distclean
+.PHONY: help wheel plan serve verify verify-demo rehearse bisect triton test test-all test-unit test-integration test-slow test-prefixes test-long test-native test-systemd test-image test-verify test-verify-real test-upstream lint format prove nightly companion release-rehearsal publish status doctor mutations releases safety-net bench bench-native docs clean distclean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ ·/' | sort
@@ -96,6 +96,10 @@ nightly: $(VENV)/.ready-verify ## Follow upstream: merge and judge every carry o
 companion: $(VENV)/.ready ## Compile FlashInfer's kernels for PLATFORM and ARCH into a wheel in DIST, for RECIPES
 	@$(BIN)/sparkwright companion $(if $(SERIES),--series $(SERIES)) --platform $(PLATFORM) $(if $(ARCH),--arch $(ARCH)) $(RECIPES:%=--recipe %) $(ARGS)
 
+# As root, with podman, buildah, crun, mmdebstrap and docker-registry; ARGS=FOLDER keeps what it makes there.
+release-rehearsal: ## Go from a tag in a fresh clone to a wheel and an image, on stand-ins of forge, pages and registry
+	@ci/release-rehearsal.sh $(ARGS)
+
 publish: $(VENV)/.ready ## Write the package index over the wheels in DIST
 	@$(BIN)/sparkwright publish $(ARGS)
 
@@ -156,8 +160,8 @@ test-native: $(VENV)/.ready-test ## Compile every kernel, audit and load the whe
 test-systemd: $(VENV)/.ready-test ## Install, kill, wedge, upgrade and boot services under a real systemd in a container (a quarter of an hour)
 	$(BIN)/pytest --quiet tests/systemd $(ARGS)
 
-# Needs root, podman, buildah, crun and mmdebstrap; skipped with the reason elsewhere.
-test-image: $(VENV)/.ready-test ## Build ci/Containerfile on a base made by mmdebstrap, with a simulated engine, and run it
+# Needs root, podman, buildah, crun, mmdebstrap and docker-registry; skipped with the reason elsewhere.
+test-image: $(VENV)/.ready-test ## Build ci/Containerfile on a base made by mmdebstrap, with a simulated engine, push and pull it, and run it
 	$(BIN)/pytest --quiet tests/image $(ARGS)
 
 test-verify: $(VENV)/.ready-test ## The fault matrix with twenty healthy servers, and what it found in dist/verify-faults.md

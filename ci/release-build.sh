@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Build what a release has: the default series' wheels for both machines with upstream's kernels, audited and rehearsed,
 # their SBOMs, and the tool's own wheel, all in SPARKWRIGHT_DIST. A second run goes on where the first one stopped.
-# Out: whether there is anything that no release has yet; REBUILD=yes rehearses it all the same.
+# Out: whether there is anything that no release has yet, the release's tag, and each machine's wheel.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 dist=${SPARKWRIGHT_DIST:-dist}
@@ -14,19 +14,25 @@ fi
 for platform in aarch64 x86_64; do
     make --quiet wheel PLATFORM="$platform" KERNELS=upstream
 done
-new=false
+new=false outputs=()
 git fetch --quiet --depth 1 origin "${SITE_BRANCH:-published}" 2>/dev/null && known=yes || known=no
 for wheel in "$dist"/vllm-*.whl; do
     sha256=$(sha256sum "$wheel" | cut -c -64)
     record="wheels/${sha256:0:2}/$sha256/$(basename "$wheel").json"
     [ "$known" = yes ] && git cat-file -e "FETCH_HEAD:$record" 2>/dev/null || new=true
     unzip -p "$wheel" '*.dist-info/sboms/*.json' >"$wheel.cdx.json"
+    machine=${wheel%.whl}
+    outputs+=("${machine##*_2_28_}=$(basename "$wheel")")
 done
 [ "${GITHUB_REF_TYPE:-}" != tag ] || new=true
-if [ "$new" = true ] || [ -n "${REBUILD:-}" ]; then
+if [ "$new" = true ]; then
     # Both wheels are of one merged tree, and get the evidence.
     compgen -G "$dist/evidence/*/rehearsal*.json" >/dev/null ||
         .venv/bin/sparkwright rehearse --quiet "$(ls "$dist"/vllm-*_x86_64.whl)"
 fi
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct) .venv/bin/uv build --quiet --wheel --out-dir "$dist/tool"
-echo "new=$new" >>"${GITHUB_OUTPUT:-/dev/stdout}"
+# A release of a night is named by its wheels: what a tag has released already is not new.
+spec=$(basename "$wheel" | cut -d- -f2)
+tag=wheels-${spec//+/-}
+[ "${GITHUB_REF_TYPE:-}" != tag ] || tag=$GITHUB_REF_NAME
+printf '%s\n' "new=$new" "tag=$tag" "spec=${spec//+/-}" "${outputs[@]}" >>"${GITHUB_OUTPUT:-/dev/stdout}"

@@ -1,10 +1,12 @@
-"""The image, built by ``ci/image.sh`` and run: as any user, by the options of ``serve``, and stopped.
+"""The image, built by ``ci/image.sh``, pushed, pulled by its digest, and run: as any user, and stopped.
 
-The wheel in it serves the simulator. Run by ``make test-image``, as root.
+It goes by ``ci/image-push.sh`` through a registry on this machine. The wheel in it serves the simulator.
+Run by ``make test-image``, as root.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -25,8 +27,9 @@ from world import wait_until
 
 from sparkwright.base.machine import free_port
 
-PROGRAMS = ("podman", "buildah", "crun", "mmdebstrap", "unshare")
+PROGRAMS = ("podman", "buildah", "crun", "mmdebstrap", "unshare", "docker-registry")
 BASE = "localhost/sparkwright-base:latest"
+BUILT = "localhost/sparkwright:built"
 IMAGE = "localhost/sparkwright:test"
 _CA = Path("/etc/ssl/certs/ca-certificates.crt")
 _STORAGE = """\
@@ -43,6 +46,11 @@ default_ulimits = ["nofile=4096:4096", "nproc=4096:4096"]
 [engine]
 cgroup_manager = "cgroupfs"
 events_logger = "file"
+"""
+_REGISTRY = """\
+version: 0.1
+storage: {{filesystem: {{rootdirectory: {folder}/registry}}}}
+http: {{addr: "127.0.0.1:{port}"}}
 """
 # crun takes a host whose cgroups are of one version; on another one it is shown the second alone.
 _PROGRAM = """\
@@ -77,7 +85,10 @@ class Podman:
 
     @property
     def environment(self) -> dict[str, str]:
-        files = {"CONTAINERS_STORAGE_CONF": "storage.conf", "CONTAINERS_CONF": "containers.conf"}
+        files = {
+            "CONTAINERS_STORAGE_CONF": "storage.conf", "CONTAINERS_CONF": "containers.conf",
+            "CONTAINERS_REGISTRIES_CONF": "registries.conf",
+        }  # fmt: skip
         ours = {name: str(self.folder / file) for name, file in files.items()}
         return {**os.environ, **ours, "BUILDAH_ISOLATION": "chroot"}
 
@@ -105,6 +116,23 @@ class Podman:
         """Run podman to its end."""
         command = [self.program, *words]
         return subprocess.run(command, env=self.environment, check=False, capture_output=True, text=True)
+
+    @contextlib.contextmanager
+    def registry(self) -> Iterator[str]:
+        """Give the address of a registry, from which this podman pulls without encryption."""
+        port = free_port("127.0.0.1")
+        config = self.folder / "registry.yml"
+        config.write_text(_REGISTRY.format(folder=self.folder, port=port))
+        text = f'[[registry]]\nlocation = "127.0.0.1:{port}"\ninsecure = true\n'
+        (self.folder / "registries.conf").write_text(text)
+        with (self.folder / "registry.log").open("wb") as log:
+            child = subprocess.Popen(["docker-registry", "serve", config], stdout=log, stderr=log)
+        try:
+            wait_until(lambda: answers(f"http://127.0.0.1:{port}/v2/"), patience_s=30)
+            yield f"127.0.0.1:{port}"
+        finally:
+            child.terminate()
+            child.wait()
 
     def start(self, log: Path, *words: str | Path) -> subprocess.Popen[bytes]:
         """Start a container in the foreground, with its output in *log*."""
@@ -146,17 +174,36 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
             **made.environment, "ENGINE": str(made.program), "BASE": BASE, "RUNTIME": str(_runtime(folder)),
             "COMPANION": "none",
         }  # fmt: skip
-        done = subprocess.run(
-            [ROOT / "ci" / "image.sh", wheel, IMAGE],
-            env=environment,
-            check=False,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        ci(environment, "image.sh", wheel, BUILT)
+        with made.registry() as address:
+            told = ci(environment, "image-push.sh", BUILT, f"{address}/Owner/wheels:0.24.0-spark.1")
+            pushed = dict(line.split("=", 1) for line in told.split())
+            assert pushed["image"] == f"{address}/owner/wheels", "names of images have no capitals"
+            made.run("rmi", "--force", BUILT, f"{pushed['image']}:0.24.0-spark.1")
+            assert made.run("image", "exists", BUILT).returncode == 1
+            pulled = f"{pushed['image']}@{pushed['digest']}"
+            done = made.run("pull", pulled)
+            assert done.returncode == 0, done.stderr
+            made.run("tag", pulled, IMAGE)
         yield made
     finally:
         made.remove()
+
+
+def ci(environment: dict[str, str], script: str, *words: str | Path) -> str:
+    """Run a script of ci/; return what it says."""
+    done = subprocess.run(
+        [ROOT / "ci" / script, *words], env=environment, check=False, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def answers(url: str) -> bool:
+    try:
+        return requests.get(url, timeout=5).ok
+    except requests.RequestException:
+        return False
 
 
 def _runtime(folder: Path) -> Path:

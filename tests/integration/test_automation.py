@@ -1,6 +1,7 @@
 """Workflows, their scripts and the systemd units: their own checkers accept them, and find planted faults."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -42,6 +43,9 @@ def test_actionlint_accepts_every_workflow(tmp_path):
         ("nightly.yml", "needs.follow.outputs.wheel", "needs.follow.outputs.weel"),
         ("tests.yml", "ubuntu-24.04-arm", "ubuntu-24.04-leg"),
         ("docs.yml", "contents: read", "contents: reed"),
+        ("release.yml", "needs.build.outputs.tag", "needs.build.outputs.tagg"),
+        ("release.yml", "needs: [build, attest]", "needs: [build, attests]"),
+        ("release.yml", "attestations: write", "attestation: write"),
     ],
 )
 def test_actionlint_finds_a_planted_fault(tmp_path, workflow, right, wrong):
@@ -74,17 +78,83 @@ def test_a_machine_of_ones_own_is_used_only_where_there_is_one():
     assert set(triggers) == {"schedule", "workflow_dispatch"}  # no pull request reaches that machine
 
 
+def test_of_a_release_each_job_may_do_what_it_needs_and_no_more():
+    whole = yaml.safe_load((WORKFLOWS / "release.yml").read_text())
+    assert whole["permissions"] == {"contents": "read"}
+    assert {name: job["permissions"] for name, job in whole["jobs"].items() if "permissions" in job} == {
+        "attest": {"attestations": "write", "id-token": "write"},
+        "candidate": {"actions": "write", "contents": "write"},
+        "image": {"attestations": "write", "contents": "read", "id-token": "write", "packages": "write"},
+        "stable": {"actions": "write", "contents": "write", "packages": "write"},
+    }
+    with_key = {name for name, job in whole["jobs"].items() if "secrets." in str(job)}
+    assert with_key == {"candidate", "stable"}
+    for name, job in whole["jobs"].items():
+        assert (job.get("environment") == name) == (name in with_key), "a key is a secret of one environment"
+        steps = [step for step in job["steps"] if "secrets." in str(step)]
+        assert all(step["run"].startswith("ci/release-publish.sh ") for step in steps), "one step has it"
+        assert not any("secrets." in step.get("run", "") for step in job["steps"]), "on no command line"
+    own = {name for name, job in whole["jobs"].items() if "self-hosted" in job["runs-on"]}
+    assert own == {"verify"}
+    assert "vars.SPARKWRIGHT_GB10_RUNNER == 'true'" in whole["jobs"]["verify"]["if"]
+    assert set(whole[True]) == {"push", "workflow_run"}  # no pull request reaches that machine
+    assert "vars.SPARKWRIGHT_RELEASE == 'true'" in whole["jobs"]["build"]["if"]
+
+
+def test_every_action_is_pinned_by_a_commit():
+    for path in WORKFLOWS.glob("*.yml"):
+        used = re.findall(r"uses: (\S+)(.*)", path.read_text())
+        assert used
+        for action, comment in used:
+            assert re.fullmatch(r"actions/[\w/-]+@[0-9a-f]{40}", action), f"{path.name}: {action}"
+            assert re.fullmatch(r" # v\d+\.\d+\.\d+", comment), f"{path.name}: {action} has no version"
+
+
 def test_workflows_run_scripts_that_exist():
-    called = [
+    called = {
         step["run"].split()[0]
-        for job in jobs("nightly.yml").values()
+        for path in WORKFLOWS.glob("*.yml")
+        for job in jobs(path.name).values()
         for step in job["steps"]
         if step.get("run", "").startswith("ci/")
-    ]
-    assert sorted(called) == ["ci/nightly-propose.sh", "ci/nightly-verify.sh", "ci/nightly.sh"]
-    for script in ROOT.glob("ci/*.sh"):
-        assert os.access(script, os.X_OK), script
-        subprocess.run(["bash", "-n", script], check=True)
+    }
+    scripts = {f"ci/{path.name}" for path in ROOT.glob("ci/*.sh")}
+    assert called <= scripts
+    assert scripts - called == {"ci/release-rehearsal.sh"}  # by make
+    for script in scripts:
+        assert os.access(ROOT / script, os.X_OK), script
+        subprocess.run(["bash", "-n", ROOT / script], check=True)
+
+
+MAKEFILE = """\
+.venv/.ready-verify:
+wheel:
+	@echo $(PLATFORM) >>made; exit $(FAILS)
+"""
+
+
+@pytest.mark.parametrize(
+    ("tag", "fails", "status", "made"), [("v0", "0", 10, ""), ("v1.2", "50", 2, "aarch64\n")]
+)
+def test_a_release_of_another_version_or_whose_audit_fails_ends_before_anything_is_handed_on(
+    tmp_path, tag, fails, status, made
+):
+    shutil.copytree(ROOT / "ci", tmp_path / "ci")
+    (tmp_path / "Makefile").write_text(MAKEFILE)
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / ".venv/bin/python").write_text("#!/bin/sh\necho 1.2\n")
+    (tmp_path / ".venv/bin/python").chmod(0o755)
+    (tmp_path / "made").touch()
+    environment = {
+        **os.environ, "GITHUB_REF_TYPE": "tag", "GITHUB_REF_NAME": tag, "FAILS": fails,
+        "GITHUB_OUTPUT": str(tmp_path / "output"),
+    }  # fmt: skip
+    done = subprocess.run(
+        [tmp_path / "ci/release-build.sh"], env=environment, check=False, capture_output=True
+    )
+    assert done.returncode == status
+    assert (tmp_path / "made").read_text() == made
+    assert not (tmp_path / "output").exists()
 
 
 # The script of a night, with a program in place of sparkwright that ends as told ------------

@@ -32,7 +32,6 @@ class Forge:
     Attributes:
         asked: method and path of each request.
         faults: what goes wrong with the next upload: ``cut``, ``flip`` or a status; `None` for nothing.
-        hide_digests: state none, as a forge that knows none.
         before_answer: called before each answer, with method and path.
     """
 
@@ -43,7 +42,6 @@ class Forge:
     releases: dict[int, dict] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)
     faults: list[str | int | None] = field(default_factory=list)
-    hide_digests: bool = False
     before_answer: object = None
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -216,15 +214,14 @@ class Handler(http.server.BaseHTTPRequestHandler):
             "size": size,
             "digest": f"sha256:{digest.hexdigest()}",
         }
-        self.reply(201, self.shown_asset(forge, key, one["files"][key]))
+        self.reply(201, self.shown_asset(key, one["files"][key]))
 
     def shown(self, forge: Forge, one: dict) -> dict:
-        assets = [self.shown_asset(forge, key, asset) for key, asset in one["files"].items()]
+        assets = [self.shown_asset(key, asset) for key, asset in one["files"].items()]
         return {**one, "assets": assets}
 
-    def shown_asset(self, forge: Forge, key: str, asset: dict) -> dict:
-        digest = None if forge.hide_digests else asset.get("digest")
-        return {"id": int(key), **asset, "digest": digest}
+    def shown_asset(self, key: str, asset: dict) -> dict:
+        return {"id": int(key), **asset}
 
     def page(self, entries: list, query: dict) -> list:
         size, number = int(query["per_page"][0]), int(query["page"][0])

@@ -13,22 +13,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from sparkwright.base.config import decode_json, to_builtins
-from sparkwright.base.digests import CHUNK, sha256_file, to_json
+from sparkwright.base.digests import sha256_file, to_json
 from sparkwright.base.errors import ConfigError, LostRaceError, PublishError, UploadError
-from sparkwright.base.events import emit, task
+from sparkwright.base.events import task
 from sparkwright.publish.channel import channel_names
 from sparkwright.publish.index import SIMPLE, PublishedFile, all_pages, describe
 from sparkwright.publish.places import RECORD
 from sparkwright.publish.repository import read_unverified
-from sparkwright.publish.target import FolderTarget, hashed
+from sparkwright.publish.target import FolderTarget
 from sparkwright.store.disk import storing, write_atomically
 from sparkwright.upstream.network import (
     IndexSettings,
@@ -45,15 +46,11 @@ if TYPE_CHECKING:
 _TOOL = "tool"
 _MOST_ASSET_BYTES = 2 << 30
 _PER_PAGE = 100
+_AGAIN = "run the same command again, once that one is done"
 
 
-@dataclass(frozen=True)
-class Asset:
-    """A file of a release.
-
-    Attributes:
-        url: where it is once the release is published.
-    """
+class Asset(NamedTuple):
+    """A file of a release, and where it is once that is published."""
 
     name: str
     path: Path
@@ -64,11 +61,7 @@ class Asset:
 
 @dataclass(frozen=True)
 class Released:
-    """A wheel that is an asset.
-
-    Attributes:
-        url: the address of the asset.
-    """
+    """A wheel that is an asset."""
 
     file: PublishedFile
     url: str
@@ -76,11 +69,9 @@ class Released:
 
 @dataclass(frozen=True)
 class Forge:
-    """A repository on a forge.
+    """A repository, ``OWNER/NAME``, on a forge.
 
     Attributes:
-        repository: its owner and name, as ``OWNER/NAME``.
-        api: address of the API.
         web: address of the web site, under which assets are downloaded.
         token: what may write releases; in no argument, address or message.
     """
@@ -105,61 +96,48 @@ class Forge:
         """
         release = self._release(tag, commit)
         present = {one["name"]: one for one in self._listed(f"releases/{release['id']}/assets")}
-        missing = [one for one in assets if not self._is(present.get(one.name), one)]
-        if not release["draft"]:
-            if missing:
-                raise PublishError(
-                    f"release {tag} was not changed",
-                    because=f"it is published, without {missing[0].name} of SHA-256 {missing[0].sha256}",
-                    next_step="use another tag: published releases never change",
-                )
-            return
+        missing = [one for one in assets if not _is(present.get(one.name), one)]
+        if missing and not release["draft"]:
+            raise PublishError(
+                f"release {tag} was not changed",
+                because=f"it is published, without {missing[0].name} of SHA-256 {missing[0].sha256}",
+                next_step="use another tag: published releases never change",
+            )
         with task(f"send {tag}", total=sum(one.size for one in missing), unit="bytes") as progress:
             for one in missing:
                 if one.name in present:  # cut off, or of another build
                     self._call("DELETE", f"releases/assets/{present[one.name]['id']}")
                 address = f"{release['upload_url'].partition('{')[0]}?name={quote(one.name, safe='')}"
-                sent = self._call("POST", address, file=one.path)
-                if not self._is(sent, one):
+                if not _is(self._call("POST", address, file=one.path), one):
                     raise UploadError(
                         f"{one.name} was not published",
-                        because="the forge stored other bytes than were sent",
+                        because="the forge does not state the digest of the bytes that were sent",
                         next_step="run the same command again: it sends that file again",
                     )
                 progress.advance(one.size)
-        self._call("PATCH", f"releases/{release['id']}", json={"draft": False})
-        emit("release.published", tag=tag, assets=len(assets))
+        if release["draft"]:
+            self._call("PATCH", f"releases/{release['id']}", json={"draft": False})
 
     def _release(self, tag: str, commit: str) -> dict[str, Any]:
         """Return the release of *tag*: the published one, the first draft, or a new one."""
-        if not (found := self._of(tag)):
-            body = {"tag_name": tag, "target_commitish": commit, "name": tag, "draft": True}
-            own = self._call("POST", "releases", json=body)
-            found = self._of(tag) or [own]
-            if found[0]["id"] != own["id"]:  # drafts of one tag may be several
-                self._call("DELETE", f"releases/{own['id']}")
-                raise LostRaceError(
-                    f"release {tag} was not made",
-                    because="another publisher made it at the same time",
-                    next_step="run the same command again, once that one is done",
-                )
-        return found[0]
 
-    def _of(self, tag: str) -> list[dict[str, Any]]:
-        found = (one for one in self._listed("releases") if one["tag_name"] == tag)
-        return sorted(found, key=lambda one: (one["draft"], one["id"]))
+        def present() -> list[dict[str, Any]]:
+            found = (one for one in self._listed("releases") if one["tag_name"] == tag)
+            return sorted(found, key=lambda one: (one["draft"], one["id"]))
 
-    def _is(self, found: Mapping[str, Any] | None, asset: Asset) -> bool:
-        """Tell if *found*, an asset as the API describes it, has the digest of *asset*."""
-        if not found or found["state"] != "uploaded" or found["size"] != asset.size:
-            return False
-        if stated := found.get("digest"):
-            return bool(stated == f"sha256:{asset.sha256}")
-        # A forge that states no digest is asked for the bytes.
-        answer = self._answer("GET", f"releases/assets/{found['id']}", stream=True,
-                              headers={"Accept": "application/octet-stream"})  # fmt: skip
-        with answer:
-            return hashed(answer.iter_content(CHUNK), asset.size) == (asset.sha256, asset.size)
+        if found := present():
+            return found[0]
+        body = {"tag_name": tag, "target_commitish": commit, "name": tag, "draft": True}
+        own: dict[str, Any] = self._call("POST", "releases", json=body)
+        found = present()
+        if found and found[0]["id"] != own["id"]:  # drafts of one tag may be several
+            self._call("DELETE", f"releases/{own['id']}")
+            raise LostRaceError(
+                f"release {tag} was not made",
+                because="another publisher made it at the same time",
+                next_step=_AGAIN,
+            )
+        return own
 
     def _listed(self, path: str) -> Iterator[dict[str, Any]]:
         for page in count(1):
@@ -169,65 +147,50 @@ class Forge:
                 return
 
     def _call(self, method: str, path: str, *, file: Path | None = None, json: Any = None) -> Any:
-        """Return the JSON of the answer; *path* is one of the repository's, or an address."""
-        headers = {"Content-Type": "application/octet-stream"} if file else {}
-        with self._answer(method, path, headers=headers, json=json, file=file) as answer:
-            return answer.json() if answer.content else None
+        """Return the JSON of the answer; *path* is one of the repository's, or an address.
 
-    def _answer(
-        self, method: str, path: str, *, headers: Mapping[str, str], file: Path | None = None, **options: Any
-    ) -> requests.Response:
-        """Return the answer; a request that changes nothing, and failed in passing, is sent again."""
+        What failed in passing is sent again, but not what makes something: its answer may be lost.
+        """
         import requests
 
         address = path if "://" in path else f"{self.api}/repos/{self.repository}/{path}"
-        once = method == "POST"  # its answer may be lost: the next run sees what came of it
+        headers = {"Content-Type": "application/octet-stream"} if file else {}
+        settings = replace(self.settings, attempts=1) if method == "POST" else self.settings
         try:
-            for attempt in retrying(self.settings, path):
-                with attempt:
-                    body = file.open("rb") if file else None
-                    try:
-                        answer: requests.Response = self._session.request(
-                            method, address, headers=headers, data=body, timeout=self.settings.timeout_s,
-                            **options,
-                        )  # fmt: skip
-                        answer.raise_for_status()
-                    except requests.RequestException as error:
-                        if once:
-                            self._refuse(method, path, error)
-                        raise
-                    finally:
-                        if body:
-                            body.close()
-                    return answer
+            for attempt in retrying(settings, path):
+                with attempt, file.open("rb") if file else nullcontext() as body:
+                    answer = self._session.request(
+                        method, address, headers=headers, data=body, json=json, timeout=settings.timeout_s
+                    )
+                    answer.raise_for_status()
+                    return answer.json() if answer.content else None
         except (requests.RequestException, RefusedFetchError) as error:
-            self._refuse(method, path, error)
-        raise AssertionError  # retrying raises its last error
-
-    def _refuse(self, method: str, path: str, error: Exception) -> NoReturn:
-        answer = getattr(error, "response", None)
-        status = answer.status_code if answer is not None else 0
-        if status == 422:  # noqa: PLR2004 - GitHub's status for a name that is taken
-            raise LostRaceError(
-                f"{self.repository} has it already: {path.rpartition('/')[2]}",
-                because="another publisher sent it meanwhile",
-                next_step="run the same command again, once that one is done",
-            ) from error
-        step = "check the network; the same command goes on where this one stopped"
-        if status in {401, 403, 404}:
-            step = "check GITHUB_REPOSITORY, and that the token in GITHUB_TOKEN may write contents"
-        raise UploadError(
-            f"{method} {path.partition('?')[0]} failed for {self.repository}", because=reason_of(error),
-            next_step=step,
-        ) from error  # fmt: skip
+            response = getattr(error, "response", None)
+            status = response.status_code if response is not None else 0
+            what = f"{method} {path.partition('?')[0]} failed for {self.repository}"
+            if status == 422:  # noqa: PLR2004 - GitHub's for a name that is taken
+                because = "another publisher sent it meanwhile, or it is not taken"
+                raise LostRaceError(what, because=because, next_step=_AGAIN) from error
+            step = "check the network; the same command goes on where this one stopped"
+            if status in {401, 403, 404}:
+                step = "check GITHUB_REPOSITORY, and that the token in GITHUB_TOKEN may write contents"
+            raise UploadError(what, because=reason_of(error), next_step=step) from error
 
     @cached_property
     def _session(self) -> requests.Session:
+        def authorize(request: requests.PreparedRequest) -> requests.PreparedRequest:
+            request.headers["Authorization"] = f"Bearer {self.token}"
+            return request
+
         session = open_session(self.settings)
-        session.trust_env = False  # ~/.netrc would replace the token
         session.headers["Accept"] = "application/vnd.github+json"
-        session.headers["Authorization"] = f"Bearer {self.token}"
+        session.auth = authorize  # a header of the session would give way to ~/.netrc
         return session
+
+
+def _is(found: Mapping[str, Any] | None, asset: Asset) -> bool:
+    """Tell if *found*, an asset as the API describes it, is *asset*, and whole."""
+    return bool(found and found["state"] == "uploaded" and found.get("digest") == f"sha256:{asset.sha256}")
 
 
 def read_forge(environment: Mapping[str, str] | None = None) -> Forge:
@@ -235,25 +198,17 @@ def read_forge(environment: Mapping[str, str] | None = None) -> Forge:
     found = os.environ if environment is None else environment
     repository = found.get("GITHUB_REPOSITORY", "")
     if len([part for part in repository.split("/") if part]) != 2:  # noqa: PLR2004 - owner and name
-        raise ConfigError(
-            "no repository is named", because=f"GITHUB_REPOSITORY is {repository!r}",
-            next_step="set it to OWNER/NAME",
-        )  # fmt: skip
-    return Forge(
-        repository,
-        found.get("GITHUB_API_URL") or "https://api.github.com",
-        found.get("GITHUB_SERVER_URL") or "https://github.com",
-        found.get("GITHUB_TOKEN", ""),
-        read_settings(found),
-    )
+        because = f"GITHUB_REPOSITORY is {repository!r}"
+        raise ConfigError("no repository is named", because=because, next_step="set it to OWNER/NAME")
+    api = found.get("GITHUB_API_URL") or "https://api.github.com"
+    web = found.get("GITHUB_SERVER_URL") or "https://github.com"
+    return Forge(repository, api, web, found.get("GITHUB_TOKEN", ""), read_settings(found))
 
 
-@dataclass(frozen=True)
-class ReleasePlan:
-    """What a release sends.
+class ReleasePlan(NamedTuple):
+    """What a release sends: nothing if all wheels are released already.
 
     Attributes:
-        assets: what is sent, in order; empty if all wheels are released already.
         records: the file that says where a wheel is, by its path in the folder.
         spent: the wheels in the folder that are assets afterwards.
     """
