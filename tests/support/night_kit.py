@@ -17,7 +17,6 @@ from sparkwright.nightly.model import (
     TargetNight,
     UpstreamCommit,
     UpstreamTarget,
-    standing_of,
 )
 
 EVIL = (
@@ -62,7 +61,7 @@ def carry(name: str, judgement: Judgement = Judgement.NEEDED, **changes: Any) ->
         "judgement": judgement,
         "finding": f"{name}(99) is not 10",
     }
-    if standing_of(judgement) is Standing.RED:
+    if judgement.standing is Standing.RED:
         told |= {
             "red_since": "2026-11-20",
             "days_red": 3,

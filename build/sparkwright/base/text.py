@@ -38,6 +38,11 @@ def few(texts: Sequence[str], most: int, *, sep: str = ", ", more: str = " and {
     return sep.join(texts[:most]) + (more.format(left) if left > 0 else "")
 
 
+def plural(count: int, one: str, many: str = "") -> str:
+    """Return a count with its noun: ``1 cell``, ``2 cells``."""
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
 def human_size(count: float) -> str:
     """Return *count* bytes as text, in a unit that reads well."""
     for unit in ("B", "KiB", "MiB"):

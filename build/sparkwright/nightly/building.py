@@ -182,10 +182,7 @@ def survey_kernels(job: Job, target: UpstreamTarget, tree: str) -> NightCheck:
         raise
     except SparkwrightError as error:
         return NightCheck(status="failed", reason=str(error), seconds=time.monotonic() - started)
-    faults = report.faults()
-    told = few(faults, _NAMED, sep="; ", more="; and {} more")
-    counted = (
-        f"{len(report.launches)} launches, {len(report.compiled())} of {len(report.functions)} functions"
-    )
-    seconds = time.monotonic() - started
-    return NightCheck(status="failed" if faults else "passed", reason=told or counted, seconds=seconds)
+    told = few(report.faults(), _NAMED, sep="; ", more="; and {} more")
+    compiled = f"{len(report.compiled())} of {len(report.functions)} functions"
+    reason, seconds = told or f"{len(report.launches)} launches, {compiled}", time.monotonic() - started
+    return NightCheck(status="failed" if told else "passed", reason=reason, seconds=seconds)

@@ -12,6 +12,7 @@ from sparkwright.base.config import Model, to_builtins
 from sparkwright.base.errors import ConfigError, NotInStoreError
 from sparkwright.git.clone import open_clone
 from sparkwright.lock.model import Lock, read_lock
+from sparkwright.nightly.building import lock_of
 from sparkwright.nightly.merging import Merging
 from sparkwright.nightly.model import Night, NightState, NightVerdict, TargetNight
 from sparkwright.nightly.propose import BASE_TRAILER, BRANCHES, Proposal, Proposer, render_markdown
@@ -124,8 +125,6 @@ def propose_night(job: Job, night: Night, remote: str) -> tuple[Proposal | str, 
 
 def _lock(job: Job, found: TargetNight) -> Lock | None:
     """Return the lock that the target's wheel was built with, or the one that would pin a release."""
-    from sparkwright.nightly.building import lock_of
-
     if found.build.lock and (path := Path(found.build.lock)).is_file():
         return read_lock(path)
     return lock_of(job, found.target)[0] if found.target.kind == "release" else None

@@ -34,6 +34,7 @@ from sparkwright.nightly.model import (
     Judgement,
     Mark,
     Night,
+    NightBuild,
     NightCheck,
     NightState,
     NightVerdict,
@@ -43,7 +44,6 @@ from sparkwright.nightly.model import (
     UpstreamTarget,
     holds,
     red_since,
-    standing_of,
 )
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.proofs import find_proof
@@ -247,7 +247,7 @@ class _Run:
         history = (*former.marks(carry.name), mark)
         since = red_since(history, self.date)
         good = holds(history, self.upstream.pin.label)
-        red = standing_of(judged.judgement) is Standing.RED
+        red = judged.judgement.standing is Standing.RED
         return CarryNight(
             name=carry.name,
             title=carry.spec.title,
@@ -357,12 +357,11 @@ def _reasons(night: TargetNight) -> list[str]:
             told.append(f"{carry.name} on {label}: not needed any more; drop it, or declare it superseded")
         elif carry.standing is Standing.RED:
             told.append(f"{carry.name} on {label}: {carry.judgement} ({carry.finding or carry.detail})")
-    if night.build.status == "failed":
-        told.append(f"the wheel of {label} was not built: {night.build.reason}")
-    if night.tests.status == "failed":
-        told.append(f"upstream's tests fail on {label} with the patchset alone: {night.tests.reason}")
-    if night.rehearsal.status == "failed":
-        told.append(f"the rehearsal of {label} failed: {night.rehearsal.reason}")
-    if night.kernels.status == "failed":
-        told.append(f"Triton kernels of {label} fail on a GB10: {night.kernels.reason}")
+    tried: dict[str, NightBuild | NightCheck] = {
+        f"the wheel of {label} was not built": night.build,
+        f"upstream's tests fail on {label} with the patchset alone": night.tests,
+        f"the rehearsal of {label} failed": night.rehearsal,
+        f"Triton kernels of {label} fail on a GB10": night.kernels,
+    }
+    told += [f"{what}: {one.reason}" for what, one in tried.items() if one.status == "failed"]
     return told

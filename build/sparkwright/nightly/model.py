@@ -38,6 +38,11 @@ class Judgement(StrEnum):
         """Return it as a person reads it."""
         return self.value.replace("-", " ")
 
+    @property
+    def standing(self) -> Standing:
+        """Return the standing of a carry that is judged so."""
+        return _STANDINGS.get(self, Standing.RED)
+
 
 MEANINGS = {
     Judgement.NEEDED: "the probe fails on the pristine tree and passes on the merged one",
@@ -65,11 +70,6 @@ _STANDINGS = {
     Judgement.DECLARED: Standing.GOOD,
     Judgement.NOT_NEEDED: Standing.DROP,
 }
-
-
-def standing_of(judgement: Judgement) -> Standing:
-    """Return the standing of a carry with that *judgement*."""
-    return _STANDINGS.get(judgement, Standing.RED)
 
 
 class NightVerdict(StrEnum):
@@ -178,7 +178,7 @@ class CarryNight(Model, frozen=True):
     @property
     def standing(self) -> Standing:
         """Return whether it is good, to be dropped, or red."""
-        return standing_of(self.judgement)
+        return self.judgement.standing
 
     @property
     def told(self) -> str:
@@ -391,11 +391,11 @@ def red_since(marks: Sequence[Mark], today: str) -> str:
 
     It is empty where the last one is not red; *today* where nothing before it is.
     """
-    if not marks or standing_of(marks[-1].judgement) is not Standing.RED:
+    if not marks or marks[-1].judgement.standing is not Standing.RED:
         return ""
     since = today
     for mark in reversed(marks):
-        if standing_of(mark.judgement) is not Standing.RED:
+        if mark.judgement.standing is not Standing.RED:
             break
         since = mark.date
     return since
@@ -403,5 +403,5 @@ def red_since(marks: Sequence[Mark], today: str) -> str:
 
 def holds(marks: Sequence[Mark], pin: str) -> str:
     """Return the label of the newest target in *marks* on which the carry was good, or the *pin*'s."""
-    good = (mark.target for mark in reversed(marks) if standing_of(mark.judgement) is Standing.GOOD)
+    good = (mark.target for mark in reversed(marks) if mark.judgement.standing is Standing.GOOD)
     return next(good, pin)

@@ -20,7 +20,7 @@ from sparkwright.base.config import Model
 from sparkwright.base.errors import ConfigError, NeedsPersonError
 from sparkwright.base.events import emit
 from sparkwright.base.page import text_environment
-from sparkwright.base.text import clean, code_span
+from sparkwright.base.text import clean, code_span, plural
 from sparkwright.carries.files import add_revision, declare_superseded
 from sparkwright.carries.model import Carry, load_carry
 from sparkwright.git.clone import ProjectClone
@@ -36,7 +36,6 @@ from sparkwright.nightly.model import (
     NightVerdict,
     Standing,
     TargetNight,
-    standing_of,
 )
 from sparkwright.probe.proof import Proof, proof_file, write_proof
 from sparkwright.store.paths import Store
@@ -340,7 +339,7 @@ def render_markdown(night: Night, *, upstream: str, proposals: Sequence[Proposal
     made = text_environment(_TEMPLATES)
     made.globals |= {
         "VERDICTS": VERDICTS, "SYMBOLS": _SYMBOLS, "MEANINGS": MEANINGS, "linked": linked, "tally": tally,
-        "bars": lambda marks: "".join(_BARS[standing_of(one.judgement)] for one in marks),
+        "bars": lambda marks: "".join(_BARS[one.judgement.standing] for one in marks),
     }  # fmt: skip
     page = made.get_template("night.md.jinja").render(
         night=night,
@@ -364,11 +363,6 @@ def quiet(text: str) -> str:
     return _REFERENCES.sub("pull ", line).replace("@", "(at)").replace("://", ":")
 
 
-def counted(number: int, noun: str) -> str:
-    """Return *number* and *noun*, in the plural unless there is one."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def commit_address(upstream: str, commit: str) -> str:
     """Return the address of an upstream commit's page, or nothing where the repository has none."""
     full = len(commit) == _FULL_ID and set(commit) <= set("0123456789abcdef")
@@ -387,4 +381,4 @@ def tally(targets: Sequence[TargetNight]) -> str:
     standings = [one.standing for found in targets for one in found.carries]
     good, drop, red = (standings.count(standing) for standing in Standing)
     parts = [f"{good} good"] + ([f"{drop} to drop"] if drop else []) + ([f"{red} red"] if red else [])
-    return f"{counted(len(standings), 'outcome')} on {counted(len(targets), 'target')}: {', '.join(parts)}"
+    return f"{plural(len(standings), 'outcome')} on {plural(len(targets), 'target')}: {', '.join(parts)}"

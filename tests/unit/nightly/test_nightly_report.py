@@ -10,7 +10,7 @@ from markdown_it import MarkdownIt
 from sparkwright.base.text import code_span
 from sparkwright.git.repository import Repository
 from sparkwright.nightly.judging import runners
-from sparkwright.nightly.model import Judgement, Standing, standing_of
+from sparkwright.nightly.model import Judgement, Standing
 from sparkwright.nightly.propose import HeldBack, Proposal, ProposedCommit, commit_address, render_markdown
 
 UPSTREAM = "https://github.com/vllm-project/vllm.git"
@@ -47,7 +47,7 @@ def test_every_judgement_appears_in_its_words_and_no_other(judgement):
 @pytest.mark.parametrize("judgement", Judgement)
 def test_only_red_carries_tell_how_to_search(judgement):
     one = night_kit.night(night_kit.found(night_kit.carry("clamp", judgement)))
-    red = standing_of(judgement) is Standing.RED
+    red = judgement.standing is Standing.RED
     assert ("sparkwright bisect" in markdown(one)[0]) == red
 
 

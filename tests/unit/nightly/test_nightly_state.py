@@ -20,7 +20,6 @@ from sparkwright.nightly.model import (
     UpstreamTarget,
     holds,
     red_since,
-    standing_of,
 )
 
 
@@ -93,7 +92,7 @@ class TestRedRuns:
 
     def test_a_carry_that_is_good_or_to_be_dropped_is_in_none(self) -> None:
         for judgement in Judgement:
-            red = standing_of(judgement) is Standing.RED
+            red = judgement.standing is Standing.RED
             assert bool(red_since([mark(1, Judgement.WRONG), mark(2, judgement)], "2026-11-02")) is red
 
     def test_a_red_carry_keeps_the_newest_target_on_which_it_was_good(self) -> None:

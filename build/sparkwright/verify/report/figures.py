@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from sparkwright.base.text import clean
+from sparkwright.base.text import clean, plural
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.metrics.counters import hit_rate
 from sparkwright.engine.observations import Observation
@@ -115,11 +115,6 @@ def duration(seconds: float) -> str:
         return f"{minutes}:{rest:02d} min"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d} h"
-
-
-def plural(count: int, one: str, many: str = "") -> str:
-    """Return a count with its noun: ``1 cell``, ``2 cells``."""
-    return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def share(value: float) -> str:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.page import page_environment
-from sparkwright.base.text import clean
+from sparkwright.base.text import clean, plural
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.journal import Run, worst
@@ -32,7 +32,6 @@ from sparkwright.verify.report.figures import (
     level_table,
     levels,
     number,
-    plural,
     share,
 )
 

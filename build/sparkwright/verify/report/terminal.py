@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from sparkwright.base.text import clean
+from sparkwright.base.text import clean, plural
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.verify.journal import Run, worst
 from sparkwright.verify.report.figures import (
@@ -18,7 +18,6 @@ from sparkwright.verify.report.figures import (
     headline,
     level_table,
     levels,
-    plural,
 )
 
 if TYPE_CHECKING:
