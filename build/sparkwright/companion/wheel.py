@@ -254,11 +254,9 @@ def write_companion(store: Store, content: CompanionContent, out: Path) -> Compa
     platform = honest_platform(f"{_OLDEST_PLATFORM}_{content.target.machine}", versions)
     name = WheelName(PACKAGE, version, "", "py3", "none", platform)
     entries = _entries(store, content, name, modules)
-    with storing(f"writing {name.filename}"):
-        out.mkdir(parents=True, exist_ok=True)
-        with atomic_file(out / name.filename) as descriptor:
-            sha256 = write_parts(layout(entries), descriptor)
-            size = os.fstat(descriptor).st_size
+    with storing(f"writing {name.filename}"), atomic_file(out / name.filename) as descriptor:
+        sha256 = write_parts(layout(entries), descriptor)
+        size = os.fstat(descriptor).st_size
     emit("companion.written", filename=name.filename, sha256=sha256, size=size)
     return CompanionWheel(out / name.filename, version, sha256, size, tuple(one.name for one in modules))
 

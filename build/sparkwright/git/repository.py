@@ -103,7 +103,6 @@ def open_repository(path: Path) -> Repository:
         if not ready.is_file():
             repository.command("init", "--quiet", "--bare", "--template=", str(path), bare=False)
         if not _holds(attributes, ATTRIBUTES):
-            attributes.parent.mkdir(exist_ok=True)
             write_atomically(attributes, ATTRIBUTES.encode())
         ready.touch()
     return repository

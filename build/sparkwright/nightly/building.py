@@ -94,7 +94,6 @@ def build(
         return Built(with_fields(failed, reason=str(error), seconds=seconds))
     wheel = require(state.wheel)
     path = folder / "locks" / f"{target.label}.lock"
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, text.encode())
     found = NightBuild(
         status="built",

@@ -81,7 +81,6 @@ def write_report(
     }
     written = []
     with storing(f"writing the report into {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             write_atomically(folder / name, text.encode(errors="backslashreplace"))
             written.append(WrittenFile.at(folder / name))

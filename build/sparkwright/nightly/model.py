@@ -382,7 +382,6 @@ class NightState:
         listed = tuple((repository, number, head) for (repository, number), head in known.items())
         made = RecordedNight(inputs=inputs, heads=listed, night=night)
         with storing(f"recording the night in {self.folder}"):
-            self.folder.mkdir(parents=True, exist_ok=True)
             write_atomically(self.folder / f"{night.id}.json", msgspec.json.encode(made))
 
 

@@ -172,6 +172,5 @@ def write_proof(folder: Path, proof: Proof, version: str) -> Path:
     path = folder / proof_file(version)
     text = json.dumps(to_builtins(proof), indent=1, ensure_ascii=False) + "\n"
     with storing(f"recording the proof of {proof.carry}"):
-        path.parent.mkdir(exist_ok=True)
         write_atomically(path, text.encode())
     return path

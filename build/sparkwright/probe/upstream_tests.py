@@ -133,7 +133,6 @@ def read_record(path: Path) -> UpstreamTests | None:
 def write_record(path: Path, found: UpstreamTests) -> None:
     """Write *found* into *path*; equal results give equal bytes."""
     with storing("recording what upstream's tests show"):
-        path.parent.mkdir(exist_ok=True)
         write_atomically(path, json.dumps(to_builtins(found), indent=1, ensure_ascii=False).encode() + b"\n")
 
 

@@ -162,7 +162,6 @@ def attach(
     )
     path = dist / FOLDER / wheel_sha256 / f"{name or kind}.json"
     with storing(f"writing {path}", instead="publish into another folder"):
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, found.data)
     return path
 

@@ -268,7 +268,6 @@ def _put(path: Path, data: bytes) -> bool:
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         if path.read_bytes() == data:
             return False
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, data)
     return True
 

@@ -299,7 +299,6 @@ def record_release(folder: Path, plan: ReleasePlan) -> None:
     """Write the files of `pages_of`, and remove the wheels: each is an asset of a published release."""
     with storing(f"writing {folder}", instead="use another folder"):
         for path, data in pages_of(folder, plan).items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
             write_atomically(folder / path, data)
         for wheel in plan.spent:
             wheel.unlink()

@@ -217,7 +217,6 @@ class FolderTarget:
                 require_digest(str(at), sha256_stream(found), sha256)
                 return
         with _using(f"writing {path} in {self.folder}"):
-            at.parent.mkdir(parents=True, exist_ok=True)
             with (
                 atomic_file(at) as handle,
                 os.fdopen(os.dup(handle), "wb") as copy,
@@ -236,7 +235,6 @@ class FolderTarget:
             found = self.read(path)
             if (found.tag if found else None) != expected:
                 raise lost_race(path, str(self.folder))
-            at.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(at, data)
         return sha256_bytes(data)
 

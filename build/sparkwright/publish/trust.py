@@ -94,7 +94,6 @@ class Trust:
             root = _of_channel(read_root(stored.data, path), channel, place)
             with self.using(place) as folder:
                 shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir(parents=True)
                 write_atomically(folder / _PINNED, root.data)
             return root
         raise UntrustedKeyError(
@@ -127,7 +126,6 @@ class Trust:
             renewed = any(name.startswith("root_history/") and not (folder / name).exists() for name in files)
             if known.exists() and not renewed and _version(known.read_bytes()) > _version(files[_POINTER]):
                 return
-            (folder / "root_history").mkdir(parents=True, exist_ok=True)
             for name, data in files.items():
                 path = folder / name
                 if not path.exists() or path.read_bytes() != data:

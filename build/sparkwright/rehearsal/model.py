@@ -150,7 +150,6 @@ def write_report(result: RehearsalResult, folder: Path) -> RehearsalResult:
         StorageError: the disk is full or cannot be written.
     """
     with storing(f"writing {folder}", instead="give another folder with --out"):
-        folder.mkdir(parents=True, exist_ok=True)
         write_atomically(folder / PAGE, _page(result, folder).encode())
         write_atomically(folder / DATA, to_json(to_builtins(result)) + b"\n")
     paths = [folder / PAGE, folder / DATA, *sorted(folder.glob("*/report.html"))]

@@ -245,6 +245,5 @@ def write_recipe(store: Store, model: Path, *, speculative: bool = False) -> Pat
     data = text.encode()
     path = store.models / "recipes" / f"{sha256_bytes(data)[:16]}.toml"
     if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, data)
     return path

@@ -233,10 +233,9 @@ class CommandJudge:
         wheel = ""
         if any("{wheel}" in word for word in self.words):
             wheel = str(self.realiser.wheel(candidate))
-        with storing(f"writing to {folder}"):
-            folder.mkdir(parents=True, exist_ok=True)
         log = folder / _OUTPUT
-        write_atomically(folder / _SPEC, to_json(candidate.described))
+        with storing(f"writing to {folder}"):
+            write_atomically(folder / _SPEC, to_json(candidate.described))
         variables = {"SPARKWRIGHT_TREE": tree, "SPARKWRIGHT_SPEC": str(folder / _SPEC)}
         try:
             done = run_limited(

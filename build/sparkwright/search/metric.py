@@ -316,8 +316,7 @@ class Serving:
             raise UntestableError(str(error)) from error
         (result,) = found
         with storing(f"writing to {folder}"):
-            folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / _JUDGED, to_json(to_builtins(result)))
+            write_atomically(folder / _JUDGED, to_json(to_builtins(result)))
         return result
 
 

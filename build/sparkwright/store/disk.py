@@ -181,8 +181,10 @@ def storing(what: str, *, instead: str = "point SPARKWRIGHT_HOME to another disk
 def atomic_file(path: Path, *, mode: int = 0o644) -> Iterator[int]:
     """Give a descriptor to write to; *path* appears, complete and synced, when the block succeeds.
 
-    Only its owner can read *path* before it is complete; *mode* are its permissions then.
+    Its folder is made when missing. Only its owner can read *path* before it is complete; *mode* are its
+    permissions then.
     """
+    path.parent.mkdir(parents=True, exist_ok=True)
     sweep_beside(path)
     with owned_file(path.parent, f".{path.name}.") as (handle, temporary):
         yield handle

@@ -337,7 +337,6 @@ class Store:
     def _write_record(self, kind: str, key: str, data: bytes) -> None:
         path = self.record_path(kind, key)
         with storing(f"recording {kind} {key[:12]}"):
-            path.parent.mkdir(parents=True, exist_ok=True)
             if path.is_dir():  # not made by the store
                 remove_tree(path)
             write_atomically(path, data)

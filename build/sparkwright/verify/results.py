@@ -104,7 +104,6 @@ def write_files(
     """Write files by name to *folder*; return the path, the size and the SHA-256 of each, and of others."""
     resumed = "copy the run to another disk, and resume it there: no cell is measured twice"
     with storing(f"writing to {folder}", instead=resumed if also else "name another folder: --out FOLDER"):
-        folder.mkdir(parents=True, exist_ok=True)
         for name, data in rendered.items():
             write_atomically(folder / name, data)
     paths = [folder / name for name in (*rendered, *also)]

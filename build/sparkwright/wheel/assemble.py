@@ -137,7 +137,6 @@ def assemble(plan: AssemblyPlan, out: Path) -> BuiltWheel:
         providers = _providers(upstream, plan)
         changed = delta(upstream, plan.changes)
         parts = layout(_entries(upstream, plan, changed, providers))
-        out.mkdir(parents=True, exist_ok=True)
         with atomic_file(out / filename) as descriptor:
             sha256 = write_parts(parts, descriptor)
             size = os.fstat(descriptor).st_size
