@@ -6,17 +6,19 @@ arguments alone. `candidates` makes the trees and wheels.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from packaging.version import Version
 
 from sparkwright.base.digests import digest_of
-from sparkwright.base.errors import BisectionError, NotInStoreError
+from sparkwright.base.errors import BisectionError, DependencyOrderError, NotInStoreError
 from sparkwright.carries.model import Carry
 from sparkwright.git.repository import Repository
 from sparkwright.search.model import Axis, Change
 from sparkwright.search.specs import ResolvedSpec, UpstreamPoint
+from sparkwright.search.subsets import in_order
 from sparkwright.upstream.index import versions
 from sparkwright.upstream.releases import Access
 from sparkwright.upstream.source import UpstreamSource
@@ -179,7 +181,10 @@ def _applied_carries(
             chosen[name] = (after if f"{name}:revised" in applied else before)[name]
     leading, other = (after, before) if REORDERED in applied else (before, after)
     order = _woven([name for name in leading if name in chosen], [name for name in other if name in chosen])
-    return tuple(chosen[name] for name in _after_required(order, chosen))
+    requires = {name: chosen.keys() & set(chosen[name].spec.requires) for name in order}
+    with contextlib.suppress(DependencyOrderError):  # whoever merges the candidate refuses it
+        order = list(in_order(requires, order.index))
+    return tuple(chosen[name] for name in order)
 
 
 def _woven(leading: Sequence[str], other: Sequence[str]) -> list[str]:
@@ -190,20 +195,6 @@ def _woven(leading: Sequence[str], other: Sequence[str]) -> list[str]:
             earlier = [order.index(known) for known in other[:number] if known in order]
             order.insert(earlier[-1] + 1 if earlier else 0, name)
     return order
-
-
-def _after_required(order: Sequence[str], chosen: Mapping[str, Carry]) -> Iterable[str]:
-    """Yield the names of *order*, each as early as it stands there and after all that it requires."""
-    waiting, done = list(order), set[str]()
-    while waiting:
-        ready = next((name for name in waiting if _is_ready(name, chosen, done)), waiting[0])
-        waiting.remove(ready)
-        done.add(ready)
-        yield ready
-
-
-def _is_ready(name: str, chosen: Mapping[str, Carry], done: Collection[str]) -> bool:
-    return all(required in done or required not in chosen for required in chosen[name].spec.requires)
 
 
 # Points of upstream's line ------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
+from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import Any
 
@@ -103,38 +104,36 @@ def _prior(problem: SearchProblem) -> dict[str, float]:
 def _sorted(requires: Mapping[str, frozenset[str]], prior: Mapping[str, float]) -> tuple[str, ...]:
     """Return ids with requirements first, and else the most suspected, or what that requires, first."""
     place = {name: number for number, name in enumerate(requires)}
-    needed_by: dict[str, list[str]] = {name: [] for name in requires}
-    for name, others in requires.items():
-        for other in others:
-            needed_by[other].append(name)
-    plain = _topological(requires, needed_by, place.__getitem__)
     urgent = dict(prior)
-    for name in reversed(plain):
-        urgent[name] = max([urgent[name], *(urgent[later] for later in needed_by[name])])
-    return _topological(requires, needed_by, lambda name: (-urgent[name], place[name]))
+    for name in reversed(in_order(requires, place.__getitem__)):
+        for other in requires[name]:
+            urgent[other] = max(urgent[other], urgent[name])
+    return in_order(requires, lambda name: (-urgent[name], place[name]))
 
 
-def _topological(
-    requires: Mapping[str, frozenset[str]],
-    needed_by: Mapping[str, list[str]],
-    key: Callable[[str], float | tuple[float, int]],
+def in_order(
+    requires: Mapping[str, Iterable[str]], key: Callable[[str], float | tuple[float, int]]
 ) -> tuple[str, ...]:
-    waiting = {name: len(others) for name, others in requires.items()}
-    ready = [(key(name), name) for name, count in waiting.items() if not count]
-    heapq.heapify(ready)
-    found = []
-    while ready:
-        name = heapq.heappop(ready)[1]
-        found.append(name)
-        for later in needed_by[name]:
-            waiting[later] -= 1
-            if not waiting[later]:
-                heapq.heappush(ready, (key(later), later))
-    if len(found) < len(requires):
-        cycle = sorted(requires.keys() - set(found))
+    """Return the names in *requires*, each after what it requires and else by its *key*, which no two share.
+
+    Raises:
+        DependencyOrderError: they form a cycle.
+    """
+    sorter = TopologicalSorter(requires)
+    try:
+        sorter.prepare()
+    except CycleError as error:
         raise DependencyOrderError(
-            "the changes cannot be searched", because=f"requirements form a cycle: {', '.join(cycle)}"
-        )
+            "the changes cannot be searched",
+            because=f"requirements form a cycle: {', '.join(sorted(set(error.args[1])))}",
+        ) from error
+    ready: list[tuple[float | tuple[float, int], str]] = []
+    found = []
+    while sorter.is_active():
+        for name in sorter.get_ready():
+            heapq.heappush(ready, (key(name), name))
+        found.append(heapq.heappop(ready)[1])
+        sorter.done(found[-1])
     return tuple(found)
 
 
