@@ -90,11 +90,7 @@ def to_builtins(value: Any) -> Any:
     return msgspec.to_builtins(value)
 
 
-@overload
-def convert(value: object, model: type[T]) -> T: ...
-@overload
-def convert(value: object, model: UnionType) -> Any: ...
-def convert(value: object, model: Any) -> Any:
+def convert(value: object, model: type[T]) -> T:
     """Make a *model* of dictionaries and lists, as `to_builtins` returns them; safe in every thread.
 
     Raises:
