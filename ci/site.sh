@@ -2,6 +2,7 @@
 # Build the site in dist/site: the documents, and beside them the channels and the index of the branch SITE_BRANCH.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+rm -rf dist/site
 make --quiet docs
 status=0
 git ls-remote --exit-code --heads origin "${SITE_BRANCH:-published}" >/dev/null || status=$?

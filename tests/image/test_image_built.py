@@ -172,7 +172,7 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
         )  # fmt: skip
         environment = {
             **made.environment, "ENGINE": str(made.program), "BASE": BASE, "RUNTIME": str(_runtime(folder)),
-            "COMPANION": "none",
+            "COMPANION": "none", "GITHUB_OUTPUT": "/dev/stdout",
         }  # fmt: skip
         ci(environment, "image.sh", wheel, BUILT)
         with made.registry() as address:
