@@ -146,7 +146,6 @@ class CheckRequest:
         recipe: a recipe's name or file.
         against: interpreter of another vLLM, whose answers are compared; `None` for none.
         profile: how much is measured.
-        categories: of prompts; the profile's if empty.
         levels: concurrencies of a sweep; the profile's if empty.
         offline: fetch nothing.
     """
@@ -156,7 +155,6 @@ class CheckRequest:
     checks: tuple[str, ...]
     against: Path | None = None
     profile: str = "full"
-    categories: tuple[str, ...] = ()
     levels: tuple[int, ...] = ()
     seed: int = 0
     offline: bool = True

@@ -243,25 +243,12 @@ class Repository:
         """Point *ref* at an object, so that no clean-up of git's can lose it."""
         self.command("update-ref", ref, object_id)
 
-    def diff(self, old: str, new: str, *, context: int, paths: Sequence[str] = ()) -> bytes:
+    def diff(self, old: str, new: str, *, context: int) -> bytes:
         """Return the change from tree *old* to tree *new* as a unified diff with full blob ids."""
         return self.command(
-            "diff-tree",
-            "-p",
-            "-r",
-            f"-U{context}",
-            "--full-index",
-            "--no-renames",
-            "--no-color",
-            "--no-ext-diff",
-            "--no-textconv",
-            "--src-prefix=a/",
-            "--dst-prefix=b/",
-            old,
-            new,
-            "--",
-            *map(as_argument, paths),
-        ).stdout
+            "diff-tree", "-p", "-r", f"-U{context}", "--full-index", "--no-renames", "--no-color",
+            "--no-ext-diff", "--no-textconv", "--src-prefix=a/", "--dst-prefix=b/", old, new, "--",
+        ).stdout  # fmt: skip
 
     def line_counts(self, old: str, new: str) -> dict[str, tuple[int, int] | None]:
         """Return lines that tree *new* adds to and takes from *old*, by path; `None` for a binary file."""

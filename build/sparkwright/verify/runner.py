@@ -237,7 +237,6 @@ def _options(request: CheckRequest) -> VerifyOptions:
         against="" if request.against is None else str(request.against),
         profile=request.profile,
         checks=request.checks,
-        categories=request.categories,
         levels=request.levels,
         seed=request.seed,
     )

@@ -179,7 +179,6 @@ def test_a_stream_gives_all_and_tells_how_it_ended(tmp_path: Path) -> None:
     with pytest.raises(ProcessError, match="status 3") as caught:
         list(stream(["sh", "-c", "echo out; echo why >&2; exit 3"]))
     assert caught.value.because == "why"
-    assert b"".join(stream(["sh", "-c", "echo out; exit 3"], accept=(0, 3))) == b"out\n"
     with pytest.raises(ToolError):
         list(stream([tmp_path / "none"]))
 

@@ -102,14 +102,14 @@ def run(
     return result
 
 
-def stream(argv: Sequence[str | Path], *, accept: Sequence[int] = (0,)) -> Iterator[bytes]:
+def stream(argv: Sequence[str | Path]) -> Iterator[bytes]:
     """Run a program and yield its standard output in pieces of at most a MiB, while it runs.
 
     For output that does not fit in memory. A caller that stops reading ends the program.
 
     Raises:
         ToolError: the program does not exist, or may not be run.
-        ProcessError: it ended with a status that is not in *accept*.
+        ProcessError: it ended with a status other than 0.
     """
     command = tuple(str(part) for part in argv)
     started = time.monotonic()
@@ -129,7 +129,7 @@ def stream(argv: Sequence[str | Path], *, accept: Sequence[int] = (0,)) -> Itera
         text = errors.read().decode(errors="replace")
     result = Completed(command, child.returncode, b"", text, time.monotonic() - started)
     log_end(result, None)
-    _require(result, accept)
+    _require(result, (0,))
 
 
 def _require(result: Completed, accept: Sequence[int]) -> None:
