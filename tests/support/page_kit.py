@@ -35,10 +35,6 @@ class PageReader(HTMLParser):
         """Return the attributes of each element of this kind."""
         return [attributes for name, attributes in self.elements if name == tag]
 
-    def texts(self, tag: str) -> list[str]:
-        """Return what stands in elements of this kind, and in none within them."""
-        return [said for around, said in self._said if around and around[-1][0] == tag]
-
     @property
     def text(self) -> str:
         """All words but those of style sheets."""

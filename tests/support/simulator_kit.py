@@ -73,11 +73,6 @@ class Bench:
         self.drain()
         return requests
 
-    @property
-    def rate(self) -> float:
-        """Return the share of drafted tokens that were accepted."""
-        return self.engine.counters.accepted / self.engine.counters.draft_tokens
-
 
 # Behind HTTP ---------------------------------------------------------------------------------------------
 
@@ -89,8 +84,6 @@ class Served:
     driver: Driver
     url: str
     session: aiohttp.ClientSession
-    log: Path
-    truth: Path
 
     async def get(self, path: str) -> tuple[int, str]:
         async with self.session.get(self.url + path) as response:
@@ -104,14 +97,6 @@ class Served:
         """Return the pieces of a stream as they were read."""
         async with self.session.post(self.url + path, json=data) as response:
             return response.status, [piece async for piece in response.content.iter_any()]
-
-    async def events(self, data: Any, path: str = "/v1/completions") -> list[Any]:
-        """Return the events of a stream, parsed where they are JSON."""
-        _, pieces = await self.raw(path, {"stream": True} | data)
-        return list(parsed(b"".join(pieces).decode()))
-
-    def traces(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.truth.read_text().splitlines()]
 
 
 def parsed(text: str) -> Iterator[Any]:
@@ -135,7 +120,7 @@ async def served(folder: Path, *faults: str, **changes: Any) -> AsyncIterator[Se
             listening(chosen, clock, writer, trace) as (driver, url),
             aiohttp.ClientSession() as session,
         ):
-            yield Served(driver, url, session, log, truth)
+            yield Served(driver, url, session)
     finally:
         writer.close()
         trace.close()

@@ -75,10 +75,6 @@ def test_a_healthy_server_counts(tmp_path: Path, *, chat: bool) -> None:
         assert truth.last_token_written_ns < sample.last
 
 
-ODD = ["usage-at-end", "role-chunks", "empty-content", "reasoning-only", "reasoning-content", "tool-calls"]
-ODD += ["sse-comments", "crlf", "split-reads", "joined-events"]
-
-
 WRONG = {
     "hang": {FailureKind.FIRST_TOKEN},
     "stall": {FailureKind.STALL},

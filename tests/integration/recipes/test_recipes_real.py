@@ -33,50 +33,20 @@ PLANTED: dict[str, tuple[dict[str, Any], str | tuple[str, ...], dict[str, Any]]]
         "variable VLLM_FP8_MOE_BACKEND",
         {"environment": {"VLLM_USE_V2_MODEL_RUNNER": "1"}},
     ),
-    "other-dead-variable": (
-        {"environment": {"VLLM_FLASHINFER_MOE_BACKEND": "throughput"}},
-        "variable VLLM_FLASHINFER_MOE_BACKEND",
-        {"environment": {"VLLM_FLOAT32_MATMUL_PRECISION": "high"}},
-    ),
     "wrong-choice": (
         {"flags": {"kv-cache-dtype": "fp9"}},
         "value --kv-cache-dtype fp9",
         {"flags": {"kv-cache-dtype": "fp8_e4m3"}},
-    ),
-    "unknown-backend": (
-        {"flags": {"attention-backend": "XFORMERS"}},
-        "value --attention-backend XFORMERS",
-        {"flags": {"attention-backend": "TRITON_ATTN"}},
     ),
     "unknown-parser": (
         {"flags": {**AUTO, "tool-call-parser": "qwen3-coder"}},
         "value --tool-call-parser qwen3-coder",
         {"flags": {**AUTO, "tool-call-parser": "qwen3_coder"}},
     ),
-    "unknown-reasoning": (
-        {"flags": {"reasoning-parser": "nano_v3"}},
-        "value --reasoning-parser nano_v3",
-        {"flags": {"reasoning-parser": "nemotron_v3"}},
-    ),
-    "unknown-quantization": (
-        {"flags": {"quantization": "mxfp4_x"}},
-        "value --quantization mxfp4_x",
-        {"flags": {"quantization": "mxfp4"}},
-    ),
-    "unknown-loader": (
-        {"flags": {"load-format": "fast-safetensors"}},
-        "value --load-format fast-safetensors",
-        {"flags": {"load-format": "fastsafetensors"}},
-    ),
     "utilization-in-percent": (
         {"flags": {"gpu-memory-utilization": 95}},
         "parser vllm serve: --gpu-memory-utilization: Input should be less than or equal to 1",
         {"flags": {"gpu-memory-utilization": 0.95}},
-    ),
-    "no-machine": (
-        {"flags": {"tensor-parallel-size": 0}},
-        "parser vllm serve: --tensor-parallel-size: Input should be greater than or equal to 1",
-        {"flags": {"tensor-parallel-size": 1}},
     ),
     "template-missing": (
         {"flags": {"chat-template": "unsloth.jinja"}},

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -28,12 +27,6 @@ def choices(events: list[Any]) -> list[dict[str, Any]]:
 
 def text(events: list[Any]) -> str:
     return "".join(choice["text"] for choice in choices(events))
-
-
-def metrics(page: str) -> dict[str, float]:
-    lines = [line.rpartition(" ") for line in page.splitlines() if not line.startswith("#")]
-    common = re.compile(r',?(engine|model_name)="[^"]*",?')
-    return {common.sub("", name): float(value) for name, _, value in lines}
 
 
 def test_addresses_answer_as_vllms_do(tmp_path: Path) -> None:

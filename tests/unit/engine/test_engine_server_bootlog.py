@@ -79,6 +79,13 @@ def test_capture_sizes_are_rounded_only_if_their_number_says_so(runner: str) -> 
     assert read_boot_log(unexplained.text).capture_sizes == PLAIN
 
 
+@RUNNERS
+def test_capture_sizes_whose_number_is_not_told_are_unknown(runner: str) -> None:
+    untold = Boot(runner=runner, captured=0, mode="FULL_DECODE_ONLY", estimate="")
+    assert read_boot_log(untold.text).capture_sizes == ()
+    assert read_boot_log(replace(untold, k=0).text).capture_sizes == PLAIN
+
+
 def test_the_cards_memory_is_read_where_it_is_said() -> None:
     said = "Free memory on device cuda:0 (55.1/119.68 GiB) on startup is less than desired GPU memory"
     assert read_boot_log(f"ValueError: {said} utilization (0.9, 107.71 GiB).").total_gib == 119.68

@@ -49,6 +49,14 @@ def test_without_it_the_highest_revision_comes_before_a_younger_file(dist: Path)
     assert "x86_64" in built_wheel(dist, "x86_64", (), NOWHERE).wheel.name
 
 
+def test_the_preferred_series_is_the_default_one_and_then_the_first(dist: Path) -> None:
+    specs = {"0.33": ("f" * 64,), "0.24": ("f" * 64,)}
+    assert "0.33.0" in built_wheel(dist, "aarch64", ("0.24", "0.33"), specs).wheel.name
+    assert "0.33.0" in built_wheel(dist, "aarch64", (), specs).wheel.name
+    assert "0.24.0" in built_wheel(dist, "aarch64", ("0.24", "0.33"), NOWHERE).wheel.name
+    assert "0.33.0" in built_wheel(dist, "aarch64", ("0.33",), NOWHERE).wheel.name
+
+
 def test_of_one_revision_kernels_for_the_card_come_first_and_then_the_youngest(tmp_path: Path) -> None:
     made = ("sm121a.aaaaaaaa", "mixed.5.sm121a.bbbbbbbb.stock.fa2", "cccccccc", "dddddddd")
     paths = [small_wheel(tmp_path, f"0.24.0+spark.12.{rest}", tag="py3-none-linux_aarch64") for rest in made]

@@ -219,3 +219,11 @@ def test_a_key_costs_nothing_and_hangs_on_the_facility_and_what_is_read(bench: B
     bench.chain.key = "k1"
     assert bench.prover(**{"cmake/utils.cmake": "# others\n"}).key(carry, [LISTS]) != plain
     assert bench.prover(**{"csrc/a.cu": "// b\n"}).key(carry, [LISTS]) == plain
+
+
+def test_the_sources_key_hangs_on_its_trees_and_on_the_one_around_it(bench: Bench) -> None:
+    carry = bench.flash()
+    plain = bench.prover(sources=[bench.source()]).key(carry, [LISTS])
+    assert bench.prover(sources=[bench.source("fa.cu: 121a\n")]).key(carry, [LISTS]) != plain
+    other = bench.prover(sources=[bench.source()], **{"cmake/utils.cmake": "# others\n"})
+    assert other.key(carry, [LISTS]) != plain

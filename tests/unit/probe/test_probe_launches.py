@@ -1,7 +1,6 @@
 """How launches of Triton kernels that were compiled for a GB10 are judged, shown and kept."""
 
 import json
-from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -115,8 +114,6 @@ def test_a_night_names_kernels_that_do_not_fit(monkeypatch):
 
 ptx = load_file(Path(__file__).resolve().parents[3] / "carries" / "nvfp4-kv-triton" / "ptx.py")
 
-F16, BF16 = ptx.Formats.f16x2, ptx.Formats.bf16x2
-
 
 def words(*values: int) -> np.ndarray:
     return np.array(values, dtype=np.uint32)
@@ -195,10 +192,6 @@ def one(instruction: str, *sources: int) -> int:
 )
 def test_an_instruction(instruction: str, sources: tuple[int, ...], result: int) -> None:
     assert one(instruction, *sources) == result
-
-
-def exact(number, bits: int) -> Fraction:
-    return Fraction(float(number.values(words(bits))[0]))
 
 
 @pytest.mark.parametrize(

@@ -119,16 +119,6 @@ def test_a_server_in_a_subshell_is_one() -> None:
     assert [one.what for one in remarks] == ["--port-of $(id)"]
 
 
-def test_a_setting_that_the_text_does_not_hold_is_left_out() -> None:
-    recipe, remarks = import_recipe('vllm serve org/m --seed $SEED --dtype auto $MORE --x \'{"y": "$Y"}\'')
-    assert recipe.flags == {"dtype": "auto"}
-    assert {one.what for one in remarks} == {"--seed $SEED", "$MORE", "--x {'y': '$Y'}"}
-    recipe, remarks = import_recipe("vllm serve org/m -sc $DRAFTS")
-    assert (recipe.speculative, [one.what for one in remarks]) == ({}, ["--speculative-config"])
-    with pytest.raises(ConfigError, match="names no model"):
-        import_recipe("vllm serve org/$NAME")
-
-
 def test_the_old_short_option_for_compilation_is_the_long_one_and_said() -> None:
     for text in ("-O.mode=none", "-O.mode none", """-O '{"mode": "none"}'"""):
         assert flags(text) == {"compilation-config": {"mode": "none"}}

@@ -18,7 +18,7 @@ from sparkwright.serve.preflight.shape import Attention, model_shape
 
 DFLASH = {"method": "dflash", "num_speculative_tokens": 12}
 TEXT = QWEN_27B["text_config"]
-HYBRID, PLAIN = model_shape(TEXT), model_shape(DENSE)
+HYBRID = model_shape(TEXT)
 DRAFT = (Attention(5, 8, 128),)
 EAGLE3 = {
     "architectures": ["Eagle3Qwen3ForCausalLM"],

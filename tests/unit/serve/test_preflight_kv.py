@@ -146,6 +146,11 @@ def test_nvfp4_beside_windows_of_16_bits(saves, nvfp4, wide):
     assert window.page / window.block == pytest.approx(wide * 2 * 4 * 256)
 
 
+def test_layers_that_share_keys_have_no_cache():
+    shared = {**DENSE, "num_kv_shared_layers": 3}
+    assert model_shape(shared).attention[0].layers == 5
+
+
 def test_latent_attention_has_one_vector():
     layer = Attention(61, latent=576)
     assert token_bytes(layer, "auto", "bfloat16") == 1152

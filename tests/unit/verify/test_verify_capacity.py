@@ -200,6 +200,15 @@ def test_the_arithmetic_of_a_step_is_that_of_its_observation(queue: Queue, share
     )
 
 
+def test_a_server_that_never_or_always_keeps_the_objective_is_said_with_the_last_rate() -> None:
+    never, steps = search(Queue(8, 1.0, first_s=3.0), WAIT, SearchPlan(0.95, 2.0, requests=50), 0)
+    assert never.outcome is Outcome.NEVER
+    assert never.rate == min(step.rate for step in steps) == 1 / 64
+    idle, steps = search(Queue(4000, 0.1), WAIT, SearchPlan(0.95, 2.0, most=24.0, requests=50), 0)
+    assert (idle.outcome, idle.rate) == (Outcome.UNSATURATED, 24.0)
+    assert [step.rate for step in steps] == [1, 2, 4, 8, 16, 24]
+
+
 def test_a_queue_that_grows_within_generous_limits_does_not_hold() -> None:
     generous = Slo({"tpot": 1000.0}, 0.95)
     plan = SearchPlan(0.95, 0.0, requests=400)

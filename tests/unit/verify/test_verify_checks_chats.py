@@ -275,7 +275,7 @@ def test_reasoning_without_token_ids_is_measured_by_its_characters() -> None:
 
 # Pictures ------------------------------------------------------------------------------------------------
 
-SENT, SEEN = "pictures are in the prompt", "pictures are seen"
+SEEN = "pictures are seen"
 
 
 def test_a_model_that_takes_no_pictures_is_not_judged() -> None:

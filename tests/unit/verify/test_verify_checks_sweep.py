@@ -14,6 +14,7 @@ from verify_kit import (
     context,
     costly,
     counted,
+    failing,
     judge,
     profile,
     run,
@@ -21,6 +22,7 @@ from verify_kit import (
 )
 
 from sparkwright.engine.cell import Cell
+from sparkwright.engine.observations import FailureKind
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.checks.figures import figures
 
@@ -156,5 +158,22 @@ def test_nothing_is_concluded_of_a_single_level_or_category() -> None:
 
 
 CRASH = ALL["crash"]
+DRAIN = "draining breaks nothing"
 HUNT = Bench(CRASH)
 hunted, hunt_judged, cell_at = HUNT.healthy, HUNT.judged, HUNT.at
+
+
+def test_a_crash_on_the_drain_names_what_was_left_of_the_batch() -> None:
+    observations = list(hunted())
+    drain = observations[cell_at("drain")]
+    ends = sorted(sample.ended for sample in drain.samples)
+    living = {sample.prompt for sample in drain.samples if sample.ended > ends[-6]}
+    broken = failing(drain, FailureKind.RESET)
+    samples = tuple(
+        b if b.prompt in living else a for a, b in zip(drain.samples, broken.samples, strict=True)
+    )
+    finding = hunt_judged(
+        changed(observations, cell_at("drain"), samples=samples, canary="connection refused")
+    )[DRAIN]
+    assert finding.verdict == "fail"
+    assert "5 of 24 requests in drain from c=24 had their connection broken with 5 in flight" in finding.cause

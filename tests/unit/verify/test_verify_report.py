@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-from xml.etree import ElementTree as ET
 
 import pytest
 import report_kit
@@ -23,7 +22,6 @@ from sparkwright.verify.journal import Run
 from sparkwright.verify.report import render_html
 from sparkwright.verify.report.figures import cells, comparison_rows, consequences
 
-parse = ET.fromstring  # our own XML
 FORBIDDEN = {*("script", "img", "iframe", "object"), *("embed", "base", "form")}
 
 
