@@ -90,8 +90,7 @@ def commands() -> dict[str, set[str]]:
     """Return every command's long options, by its words."""
     import click
 
-    from sparkwright.cli import verify
-    from sparkwright.cli.command import Command
+    from sparkwright.cli.command import Command, Parent
     from sparkwright.cli.main import group
 
     found: dict[str, set[str]] = {}
@@ -107,9 +106,9 @@ def commands() -> dict[str, set[str]]:
             one for parameter in [*command.params, *taken] for one in parameter.opts if one[:2] == "--"
         }
         found[words.strip()] = options
-        if words.strip() == "verify":
-            for name in verify.SUBCOMMANDS:
-                walk(f"verify {name}", verify.subcommand(name), context)
+        if isinstance(command, Parent):
+            for name in command.subcommands:
+                walk(f"{words} {name}", command.subcommand(name), context)
 
     walk("", group, click.Context(group))
     return found

@@ -9,9 +9,8 @@ import click
 import pytest
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.cli.command import Command
+from sparkwright.cli.command import Command, Parent
 from sparkwright.cli.main import COMMANDS, group
-from sparkwright.cli.verify import SUBCOMMANDS, subcommand
 from sparkwright.pipeline.checkout import (
     TAKE_SERIES,
     keeping_series,
@@ -84,8 +83,9 @@ def unknown(text: str) -> Iterator[str]:
     for named in re.findall(r"\bsparkwright ([a-z][^\n`'\",;|&()]*)", text):
         words = [word.rstrip(".:") for word in named.partition(" -- ")[0].split()]
         path = next((" ".join(words[:n]) for n in (3, 2, 1) if " ".join(words[:n]) in KNOWN), "")
-        inner = next((word for word in words[1:2] if path == "verify" and word in SUBCOMMANDS), "")
-        found = subcommand(inner) if inner else KNOWN.get(path)
+        found = KNOWN.get(path)
+        if isinstance(found, Parent) and words[1:2] and words[1] in found.subcommands:
+            found = found.subcommand(words[1])
         if found is None:
             if words[0] in COMMANDS and named != _NO_COMMAND and re.fullmatch("[a-z-]+", "".join(words[1:2])):
                 yield named

@@ -146,6 +146,14 @@ class ReplayedChannelError(SparkwrightError, code=21):
     """A channel is older than one that was seen before: a mirror is stale, or was rolled back."""
 
 
+class ReplayedReportError(SparkwrightError, code=21):
+    """An owner's report is of a run that another report in the table is of."""
+
+
+class KnownReportError(SparkwrightError, code=10):
+    """An owner's report is in the table already."""
+
+
 class PatchError(SparkwrightError, code=30):
     """A change does not fit the blobs that it names, leaves the tree, or is not what was pinned."""
 

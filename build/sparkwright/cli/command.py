@@ -7,6 +7,7 @@ Their help is on the page of `sparkwright` itself; a command's own page names th
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -133,7 +134,7 @@ GLOBAL_OPTIONS = (
         default="",
         metavar="URL",
         envvar="SPARKWRIGHT_STORE_URL",
-        help="A store that machines share: https://, http:// or s3://; none: not the one of store.toml.",
+        help="A store that machines share: https://, http://, s3:// or none.",
     ),
     _option(
         ["--series"],
@@ -225,6 +226,33 @@ class Command(click.Command):
         super().format_epilog(ctx, formatter)
         formatter.write_paragraph()
         formatter.write_text(f"Global: {', '.join(option.opts[0] for option in self.taken())}")
+
+
+class Parent(Command):
+    """A command that does something itself, and has subcommands, by names that no argument of its has.
+
+    *subcommands* are the module of each, where it is ``NAME_command``.
+    """
+
+    def __init__(self, *words: Any, subcommands: Mapping[str, str], **options: Any) -> None:
+        super().__init__(*words, **options)
+        self.subcommands = subcommands
+
+    def subcommand(self, name: str) -> click.Command:
+        """Return the subcommand *name*."""
+        found: click.Command = getattr(importlib.import_module(self.subcommands[name]), f"{name}_command")
+        return found
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
+    ) -> click.Context:
+        """Return the context of the subcommand that *args* begins with, or of the command itself."""
+        first = next(iter(args), "")
+        if first in self.subcommands:
+            return self.subcommand(first).make_context(
+                f"{info_name} {first}", args[1:], parent=parent, **extra
+            )
+        return super().make_context(info_name, args, parent=parent, **extra)
 
 
 class Group(click.Group):

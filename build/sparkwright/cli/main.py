@@ -27,6 +27,7 @@ COMMANDS = {
     "service": "Install a recipe as a service, upgrade or remove it.",
     "recipe": "List, show, check and write recipes of servers.",
     "verify": "Verify that a wheel's server serves as it should.",
+    "report": "Verify, and write a signed report for the public table.",
     "rehearse": "Serve the merged Python on the CPU, and verify it.",
     "bisect": "Name the change that makes a build spec fail.",
     "nightly": "Follow upstream: merge, judge and build on what is new.",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import os
 import shlex
 from collections.abc import Collection, Iterator
@@ -19,7 +18,7 @@ from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import ConfigError, SparkwrightError, UndecidedError, VerdictError
 from sparkwright.base.events import emit
 from sparkwright.base.text import human_seconds, human_size
-from sparkwright.cli.command import Command, Result, Table, takes
+from sparkwright.cli.command import Parent, Result, Table, takes
 from sparkwright.cli.options import (
     NAMES,
     NUMBERS,
@@ -166,31 +165,10 @@ def options_of(wheel: Path | None, asked: dict[str, Any]) -> VerifyOptions:
     return VerifyOptions(**given, simulator=demo)
 
 
-SUBCOMMANDS = ("compare", "eval")
+_COMPARE = "sparkwright.cli.verify_compare"
 
 
-def subcommand(name: str) -> click.Command:
-    """Return one of `SUBCOMMANDS`."""
-    found: click.Command = getattr(
-        importlib.import_module("sparkwright.cli.verify_compare"), f"{name}_command"
-    )
-    return found
-
-
-class _VerifyCommand(Command):
-    """`verify` itself, and its subcommands by their names, which no wheel has."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
-        """Return the context of the subcommand that *args* begins with, or of `verify` itself."""
-        first = next(iter(args), "")
-        if first in SUBCOMMANDS:
-            return subcommand(first).make_context(f"{info_name} {first}", args[1:], parent=parent, **extra)
-        return super().make_context(info_name, args, parent=parent, **extra)
-
-
-@click.command("verify", cls=_VerifyCommand)
+@click.command("verify", cls=Parent, subcommands={"compare": _COMPARE, "eval": _COMPARE})
 @click.argument("wheel", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
 @OUT
 @RESUME
@@ -318,9 +296,7 @@ def _attach(results: Results, options: VerifyOptions) -> None:
         "capability": manifest.get("card", ""),
         "runtime": manifest.get("wheel-runtime", ""),
         "coverage": str(results.run.coverage),
-        "complete": options.profile == "full"
-        and not (options.checks or options.slo or options.levels or options.categories)
-        and results.run.coverage.whole,
+        "complete": options.profile == "full" and not options.narrowed and results.run.coverage.whole,
     }
     files = {path.name: sha256 for path, _, sha256 in results.files}
     sha256 = wheel["sha256"]
@@ -409,7 +385,8 @@ def _kept(folder: Path) -> Iterator[None]:
     except KeyboardInterrupt as error:
         if not (folder / FILE).exists():
             raise
-        command = f"{click.get_current_context().command_path} --resume {shlex.quote(str(folder))}"
+        path = click.get_current_context().command_path.replace(" report", " verify")
+        command = f"{path} --resume {shlex.quote(str(folder))}"
         raise KeyboardInterrupt(f"{command} continues the run") from error
 
 
@@ -424,7 +401,9 @@ def shown(results: Results) -> Result:
         f"{path.name:<13} {path}  {human_size(size)}  sha256 {sha256}" for path, size, sha256 in results.files
     ]
     verdict = partial(render_terminal, results.run, Console(highlight=False))
-    return Result(results.described, [verdict, *files, ("next", f"open {results.report}")], _failure(results))
+    return Result(
+        results.described, [verdict, *files, ("next", f"open {results.report}")], failure_of(results)
+    )
 
 
 def shown_plan(plan: Plan) -> Result:
@@ -446,7 +425,7 @@ def shown_plan(plan: Plan) -> Result:
     )
 
 
-def _failure(results: Results) -> SparkwrightError | None:
+def failure_of(results: Results) -> SparkwrightError | None:
     """Return the error of a run that failed or is undecided, which names the causes."""
     if results.verdict is Verdict.PASS:
         return None

@@ -26,6 +26,7 @@ from sparkwright.base.errors import (
     ArchiveError,
     MissingEvidenceError,
     PublishError,
+    SparkwrightError,
     UnknownNameError,
     WheelError,
 )
@@ -36,6 +37,7 @@ from sparkwright.lock.model import series_of
 from sparkwright.lock.runtime import beside, parse_runtime
 from sparkwright.publish.channel import stamp
 from sparkwright.publish.index import PublishedFile, describe, runtime_page, runtimes_in, wheels_in
+from sparkwright.publish.owner_report import Digest, SignedReport, require_signed
 from sparkwright.store.disk import storing, write_atomically
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.audit import AuditReport
@@ -58,12 +60,14 @@ class ChannelPolicy(Model, frozen=True):
         expires_days: days after which a generation is trusted no longer.
         capability: compute capability that ``verify`` has to have run on, such as ``12.1``; empty for any.
         keep_days: days for which ``channel prune`` keeps wheels and generations; for ever if `None`.
+        report_keys: public keys whose owners' reports are taken as ``verify``.
     """
 
     requires: tuple[EvidenceKind, ...]
     expires_days: Annotated[int, msgspec.Meta(ge=1, le=3650)]
     capability: str = ""
     keep_days: Annotated[int, msgspec.Meta(ge=1)] | None = None
+    report_keys: tuple[Digest, ...] = ()
 
 
 class ChannelPolicies(Model, frozen=True):
@@ -107,6 +111,9 @@ _COMMANDS: dict[EvidenceKind, str] = {
     "verify": "sparkwright verify {wheel} --profile full",
 }
 _REHEARSALS = ("rehearsal", "rehearsal-older")
+_REPORT = "report"
+_REPORTED = ("quick", "full")
+"""The profiles of reports that open a channel."""
 
 
 class AttachedEvidence(Model, frozen=True):
@@ -208,6 +215,21 @@ def attach_rehearsal(
     return list(fitting.values())
 
 
+def attach_report(dist: Path, signed: SignedReport) -> Path | None:
+    """Attach an owner's report of a run that passed to the digest of its wheel; `None` for any other one.
+
+    It is attached as a whole: each promotion verifies the signature, and asks the channel for its keys.
+
+    Raises:
+        StorageError: the disk is full or cannot be written.
+    """
+    wheel = signed.report.wheel
+    if wheel is None or signed.report.verdict != "pass":
+        return None
+    name = f"verify-report-{signed.digest[:16]}"
+    return attach(dist, "verify", wheel.sha256, {_REPORT: to_builtins(signed)}, name=name)
+
+
 def require_evidence(
     wheel: Path, sha256: str, channel: str, policy: ChannelPolicy, folder: Path, *, runtime: str = ""
 ) -> tuple[AttachedEvidence, ...]:
@@ -300,15 +322,40 @@ def _refusal(evidence: AttachedEvidence, kind: EvidenceKind, policy: ChannelPoli
     """Return the reason for which *evidence* is not the *kind* that *policy* asks for; empty if it is."""
     if evidence.kind == "audit":
         return "" if not evidence.detail.get("unchecked") else "the audit skipped checks"
+    if evidence.kind == "verify" and _REPORT in evidence.detail:
+        return _report_refusal(evidence, policy, runtime)
     if not evidence.detail.get("complete"):
         return f"the {evidence.kind} ran only some checks, or a short profile"
     if kind == "rehearsal" and evidence.kind != kind:
         return f"it was made on the older release {evidence.detail.get('version')}, which is rehearsal-older"
-    if evidence.kind == "verify" and policy.capability not in {"", evidence.detail.get("capability")}:
-        return f"the verification ran on capability {evidence.detail.get('capability') or 'unknown'}"
-    if evidence.kind == "verify" and evidence.detail.get("runtime", "") != runtime:
-        return "the verification ran with other packages than the locked runtime that is promoted"
-    return ""
+    capability = evidence.detail.get("capability") or "unknown"
+    if evidence.kind == "verify" and policy.capability not in {"", capability}:
+        return f"the verification ran on capability {capability}"
+    other = evidence.kind == "verify" and evidence.detail.get("runtime", "") != runtime
+    return _OTHER_RUNTIME if other else ""
+
+
+_OTHER_RUNTIME = "the verification ran with other packages than the locked runtime that is promoted"
+
+
+def _report_refusal(evidence: AttachedEvidence, policy: ChannelPolicy, runtime: str) -> str:
+    """Return the reason for which an owner's report opens no channel of *policy*; empty if it does."""
+    try:
+        signed = decode_json(to_json(evidence.detail[_REPORT]), SignedReport)
+        require_signed(signed, "the owner's report")
+    except (SparkwrightError, msgspec.MsgspecError, ValueError) as error:
+        return f"its owner's report is refused: {error}"
+    report, machine, wheel = signed.report, signed.report.machine, signed.report.wheel
+    fitting = machine.kind == "card" and policy.capability in {"", machine.capability}
+    refusals = (
+        (report.key in policy.report_keys, f"report-keys of the channel does not list the key {report.key}"),
+        (wheel and wheel.sha256 == evidence.wheel, "the owner's report is of another wheel"),
+        (fitting, f"the owner's report is of {machine.name}, capability {machine.capability or 'unknown'}"),
+        (report.verdict == "pass", f"the verdict of the owner's report is {report.verdict}"),
+        (report.complete and report.profile in _REPORTED, "the owner's report is of only some checks"),
+        (wheel and wheel.runtime == runtime, _OTHER_RUNTIME),
+    )
+    return next((why for holds, why in refusals if not holds), "")
 
 
 def _proofs(wheel: Path, sha256: str) -> tuple[AttachedEvidence | None, str]:

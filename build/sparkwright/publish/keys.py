@@ -210,6 +210,20 @@ def load_publisher(home: Path) -> ChannelKeys:
     return ChannelKeys(key, root, tuple(home / root_name(one) for one in range(1, root.version + 1)))
 
 
+def load_report_key(home: Path) -> CryptoSigner:
+    """Return the key in the folder *home* that signs this user's reports and nothing else, made on first use.
+
+    Raises:
+        SignatureError: others can read it, or it is none.
+        StorageError: the disk is full or cannot be written.
+    """
+    with _locked(home):
+        path = home / "key.pem"
+        if not path.exists():
+            _write_private(path, _new_key())
+        return _read_key(path, f"remove {path}: the next report makes another one")
+
+
 def rotate_key(
     home: Path, *, revoke: str = "", split: Path | None = None, roots_key: Path | None = None
 ) -> ChannelKeys:
@@ -334,8 +348,8 @@ def _write_private(path: Path, key: CryptoSigner) -> None:
         os.write(handle, key.private_bytes)
 
 
-def _read_key(path: Path) -> CryptoSigner:
-    """Return the private key at *path*."""
+def _read_key(path: Path, replaced: str = "") -> CryptoSigner:
+    """Return the private key at *path*; *replaced* says how it is replaced, if not as a channel's."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
     from securesystemslib.signer import CryptoSigner
@@ -352,7 +366,7 @@ def _read_key(path: Path) -> CryptoSigner:
             _UNUSABLE,
             because=f"others can read {path}: mode {stat.S_IMODE(state.st_mode):o}, owner {state.st_uid}",
             next_step=f"chmod 600 {path}; if others may have read it, then also replace it: "
-            f"sparkwright channel key rotate {path.parent.name} --revoke REASON",
+            + (replaced or f"sparkwright channel key rotate {path.parent.name} --revoke REASON"),
         )
     if not isinstance(key, Ed25519PrivateKey):
         raise SignatureError(_UNUSABLE, because=f"{path} is no ed25519 key")

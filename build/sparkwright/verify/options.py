@@ -69,6 +69,13 @@ class VerifyOptions(Model, frozen=True):
         return re.sub(r"[^\w.+-]+", "-", place or PurePath(self.recipe).stem).strip("-") or "run"
 
     @property
+    def narrowed(self) -> bool:
+        """True if less, or something else, is measured than the profile says."""
+        return bool(
+            self.checks or self.slo or self.levels or self.categories or self.prompts or self.max_tokens
+        )
+
+    @property
     def compared(self) -> bool:
         """True if the server is only compared with others, of another wheel, recipe or setting."""
         return bool(self.against or self.against_recipe or self.vary)

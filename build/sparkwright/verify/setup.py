@@ -19,7 +19,7 @@ from sparkwright import __version__
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import EndpointError, ServerError
-from sparkwright.base.machine import card_capability
+from sparkwright.base.machine import card_capability, card_fields, look
 from sparkwright.engine.cell import Deadlines, Load, Prompt, Tool
 from sparkwright.engine.client.endpoint import ABSENT, Endpoint, EndpointFacts, check_endpoint, open_session
 from sparkwright.engine.client.request import Exchange
@@ -83,7 +83,9 @@ async def prepare(
     if options.reference:
         identity["reference"] = load_reference(Path(options.reference)).digest
     # Of the card that the server is started on; one at an address may be on another machine.
-    card = "" if options.url or options.simulator else card_capability()
+    elsewhere = options.url or options.simulator
+    card = "" if elsewhere else card_capability()
+    model, driver = (not elsewhere and card_fields("name", "driver_version")) or ("", "")
     return plan, Manifest(
         run=folder.name,
         created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -95,6 +97,8 @@ async def prepare(
             "python": platform.python_version(),
             "client": f"{platform.machine()}, {os.cpu_count()} cores, {platform.platform(terse=True)}",
             **({"card": card} if card else {}),
+            **({"card-name": model, "driver": driver} if model else {}),
+            "memory": f"{look().total_mib // 1024} GiB",
         },
         lacks=dict(plan.context.lacks),
     )

@@ -41,6 +41,11 @@ class CellFigures(Figures):
         """Mean acceptance length, in tokens a step."""
         return self.acceptance.mal if self.acceptance else math.nan
 
+    @property
+    def tok_s(self) -> float:
+        """Output of all requests together: at full load where there was one, else over the whole cell."""
+        return self.steady_tok_s if math.isfinite(self.steady_tok_s) else self.whole_tok_s
+
 
 def cells(run: Run) -> tuple[CellFigures, ...]:
     """Return the figures of every cell, in order."""
@@ -161,28 +166,28 @@ class Level(NamedTuple):
 
 def levels(found: Sequence[CellFigures], speed: float) -> list[Level]:
     """Return the speed by concurrency, of the sweep's cells that count."""
-    counting = (cell for cell in found if cell.observation.counted and not cell.trouble)
-    swept = [
-        cell
-        for cell in counting
-        if (cell.observation.cell.check, cell.observation.cell.arm) == ("sweep", "main")
-    ]
-    by_level = {
-        c: [cell for cell in swept if cell.concurrency == c] for c in {one.concurrency for one in swept}
-    }
-    return [level_of(concurrency, of, speed) for concurrency, of in sorted(by_level.items())]
+    return [level_of(concurrency, of, speed) for concurrency, of in swept(found).items()]
+
+
+def swept(found: Sequence[CellFigures]) -> dict[int, list[CellFigures]]:
+    """Return the sweep's cells that count by their concurrency, which ascends."""
+    cells_of: dict[int, list[CellFigures]] = {}
+    for cell in sorted(found, key=lambda one: one.concurrency):
+        place = (cell.observation.cell.check, cell.observation.cell.arm)
+        if cell.observation.counted and not cell.trouble and place == ("sweep", "main"):
+            cells_of.setdefault(cell.concurrency, []).append(cell)
+    return cells_of
 
 
 def level_of(concurrency: int, of: Sequence[CellFigures], speed: float) -> Level:
     """Return the speed of cells of one concurrency, which count."""
-    rates = [cell.steady_tok_s if math.isfinite(cell.steady_tok_s) else cell.whole_tok_s for cell in of]
     samples = [sample for cell in of for sample in cell.observation.counted]
     first = summary([sample.ttft_ms * speed for sample in samples])
     each = [sample.tpot_ms * speed for sample in samples if sample.output_tokens > 1]
     tpot = summary(each) if each else None
     return Level(
         concurrency,
-        fmean(rates),
+        fmean(cell.tok_s for cell in of),
         first.p50,
         first.p95,
         tpot.p50 if tpot else math.nan,

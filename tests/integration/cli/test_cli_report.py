@@ -1,0 +1,70 @@
+"""``sparkwright report``, from a run to the public table."""
+
+import getpass
+import io
+import json
+import platform
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from command import call
+
+ROOT = Path(__file__).parents[3]
+QUICK = ("--demo", "--checks", "boot,sweep", "--categories", "code", "--levels", "1", "--speed", "600")
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    call("verify", *QUICK, "--out", "run", cwd=tmp_path)
+    return tmp_path / "run"
+
+
+def report(*words: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return call("report", *words, cwd=cwd, XDG_DATA_HOME=str(cwd / "data"))
+
+
+def add(*words: str | Path, folder: Path) -> subprocess.CompletedProcess[str]:
+    return call("report", "add", "--json", *words, "--table", folder / "table", cwd=ROOT)
+
+
+def test_a_run_becomes_a_report_and_a_row_once(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Shown as a whole, and written if that is wanted alone.
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    shown = report("--run", run, "--out", "mine.json", cwd=tmp_path)
+    assert '"sparkwright-owner-report"' in shown.stdout
+    assert not (tmp_path / "mine.json").exists()
+    done = report("--run", run, "--out", "mine.json", "--yes", cwd=tmp_path)
+    text = (tmp_path / "mine.json").read_text()
+    assert text in done.stdout
+    assert json.loads(text)["report"]["complete"] is False, "fewer checks than its profile has"
+
+    # Of this machine its kind alone: no name, user, address, path or release of the kernel.
+    own = {
+        socket.gethostname() if len(socket.gethostname()) > 3 else "",
+        getpass.getuser(), str(tmp_path), str(ROOT), str(Path.home()) + "/", platform.release(),
+        *(line.strip() for line in Path("/etc/machine-id").read_text().splitlines()),
+        *subprocess.run(["hostname", "-I"], capture_output=True, text=True, check=False).stdout.split(),
+    }  # fmt: skip
+    assert not [word for word in own - {""} if word in text]
+
+    first, again = (add(tmp_path / "mine.json", folder=tmp_path) for _ in range(2))
+    assert [one["is"] for one in json.loads(first.stdout)["added"].values()] == ["unverified"]
+    assert (first.returncode, again.returncode) == (0, 10)
+    (tmp_path / "mine.json").write_text(text.replace('"complete": false', '"complete": true'))
+    edited = add(tmp_path / "mine.json", folder=tmp_path)
+    assert edited.returncode == 21
+    assert [kind for kind, _ in json.loads(edited.stdout)["refused"].values()] == ["TamperedError"]
+    (row,) = json.loads((tmp_path / "table/reports.json").read_bytes())["rows"]
+    assert (row["verified"], row["reports"], row["wheel"]) == (False, 1, "")
+    assert row["machine"].startswith("simulator")
+
+
+def test_a_run_that_did_not_end_is_not_reported(tmp_path: Path, run: Path) -> None:
+    journal = run / "journal.jsonl"
+    journal.write_bytes(b"\n".join(journal.read_bytes().split(b"\n")[:3]) + b"\n")
+    refused = report("--run", run, "--yes", cwd=tmp_path)
+    assert (refused.returncode, sorted(run.glob("owner*"))) == (10, [])
