@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 from msgspec import structs
+from world import wait_until
 
 from sparkwright.base.config import decode_json
 from sparkwright.base.errors import ClusterError, CompileError, ConfigError, StorageError
@@ -314,24 +315,25 @@ def test_a_machine_whose_card_is_lost_leaves_its_task_to_no_other() -> None:
 # A worker -----------------------------------------------------------------------------------------------
 
 
-def spoken(store: Store, lines: Iterable[bytes] = (), code: str = "") -> list[Any]:
-    """What a worker says that reads *lines*."""
+def spoken(store: Store, lines: Iterable[bytes], output: io.BytesIO) -> list[Any]:
+    """What a worker says on *output* that reads *lines*."""
     runner = TaskRunner(store, (sys.executable, "-c", _PROGRAM), "there", {})
-    settings, output = WorkerSettings(code=code or own_code(), store_url="", name="there"), io.BytesIO()
+    settings = WorkerSettings(code=own_code(), store_url="", name="there")
     serve(runner, settings, Offer(2, 100, ("gpu",)), lines, output)
     return [decode_json(line, WorkerMessage) for line in output.getvalue().splitlines()]
 
 
 def test_a_worker_offers_itself_and_answers_each_task(store: Store) -> None:
     asked = [structs.replace(made(store, kind), name=kind) for kind in ("do", "kill")]
+    output = io.BytesIO()
 
     def lines() -> Iterator[bytes]:
         for one in asked:
             yield msgspec.json.encode(one) + b"\n"
             yield b"\n"
-        time.sleep(2)  # its input ends when both are done
+        wait_until(lambda: output.getvalue().count(b"\n") == 3)  # its input ends when both are done
 
-    offer, *replies = spoken(store, lines())
+    offer, *replies = spoken(store, lines(), output)
     assert offer == Offer(2, 100, ("gpu",))
     assert {type(one).__name__: one.name for one in replies} == {"Done": "do", "Failed": "kill"}
 
@@ -351,7 +353,7 @@ def test_whatever_ends_the_input_of_a_worker_ends_its_tasks(
 
     begun, others = time.monotonic(), threading.enumerate()
     with pytest.raises((ConfigError, KeyboardInterrupt)):
-        spoken(store, lines())
+        spoken(store, lines(), io.BytesIO())
     assert time.monotonic() - begun < 20  # of the 60 s that the task sleeps
     for thread in set(threading.enumerate()) - set(others):  # the one that would end this process
         thread.join(1)
