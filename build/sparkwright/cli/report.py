@@ -18,7 +18,7 @@ from sparkwright.cli.command import Command, Parent, Result, takes
 from sparkwright.cli.options import FORCE, complete_recipe, require_libraries
 from sparkwright.cli.output import showing_events
 from sparkwright.cli.session import Session, run_read_only
-from sparkwright.cli.verify import DEFAULT_RECIPE, SPEED, execute, failure_of, options_of, shown
+from sparkwright.cli.verify import DEFAULT_RECIPE, execute, failure_of, options_of, shown
 from sparkwright.engine.offered import offered_wheel
 from sparkwright.publish.evidence import POLICY_FILE, attach_report, load_policies
 from sparkwright.publish.index import dist_folder
@@ -47,30 +47,28 @@ _VERSION = re.compile(r"(?<=-)[0-9][0-9a-z.]*(\+spark[0-9a-f.]*)?")
     help="What to serve, by name or file.",
 )  # fmt: skip
 @click.option("--use", default="", help="The use of the recipe that is served, such as many.")
-@click.option("--demo", is_flag=True, help="A run against the simulator: look at a report without any GPU.")
 @click.option("--run", "folder", type=_FOLDER, help="Report the finished run of 'verify' in this folder.")
 @click.option("--out", type=click.Path(path_type=Path), help=f"By default {NAME} of the run.")
 @click.option("--yes", is_flag=True, help="Write it without asking.")
 @FORCE
-@SPEED
 @takes("offline", "quiet", "as_json")
 def command(
-    *, wheel: Path | None, recipe: str, use: str, demo: bool, folder: Path | None, out: Path | None,
-    yes: bool, force: bool, speed: float, offline: bool, quiet: bool, as_json: bool,
+    *, wheel: Path | None, recipe: str, use: str, folder: Path | None, out: Path | None, yes: bool,
+    force: bool, offline: bool, quiet: bool, as_json: bool,
 ) -> Result:  # fmt: skip
     """Verify WHEEL for 20 minutes, as 'verify' does, and write a signed report of it for the public table.
 
     The report has the machine's kind, the driver, the wheel by digest, the recipe, figures and the verdict,
     and nothing personal. It is shown as a whole before it is written, to a file; nothing is sent.
 
-    'report add' adds reports to a table.
+    --run reports a run of 'verify' instead, with any of its options. 'report add' adds reports to a table.
     """
     require_libraries()
     with showing_events(quiet=quiet or as_json):
         if folder is not None:
             results = Results(load_run(folder.absolute()), folder.absolute(), ())
         else:
-            results = _verified(wheel, recipe, use, demo=demo, force=force, speed=speed, offline=offline)
+            results = _verified(wheel, recipe, use, offline=offline, force=force)
         signed = sign_report(_described(results), load_report_key(user_data_path("sparkwright") / "reports"))
     text = json.dumps(to_builtins(signed), indent=1) + "\n"
     click.echo(text, nl=False, err=as_json)
@@ -90,16 +88,13 @@ def command(
     )
 
 
-def _verified(
-    wheel: Path | None, recipe: str, use: str, *, demo: bool, force: bool, speed: float, offline: bool
-) -> Results:
+def _verified(wheel: Path | None, recipe: str, use: str, *, offline: bool, force: bool) -> Results:
     """Return the results of the usual verification of *wheel*, or of the one that `verify` would take."""
-    if wheel is None and not demo:
+    if wheel is None:
         chosen = offered_wheel(None, "", load_recipe(recipe).series, offline=offline, make=True)
         wheel = chosen.wheel
         click.echo(f"verifying {wheel}: {chosen.why}", err=True)
-    asked: dict[str, Any] = {"demo": demo, "url": "", "python": "", "profile": ""}
-    asked |= {"recipe": "" if demo else recipe, "use": "" if demo else use, "speed": speed}
+    asked = {"demo": False, "url": "", "python": "", "profile": "", "recipe": recipe, "use": use}
     plan = plan_of(options_of(wheel, asked))
     return execute(plan, out=None, resume=None, cluster="", offline=offline, force=force)
 
@@ -160,10 +155,10 @@ def add_command(session: Session, *, files: tuple[Path, ...], table: Path | None
     dist = dist_folder(session.checkout.folder).absolute()
     keys = {key for policy in policies.values() for key in policy.report_keys}
     folder = (table or dist / "published" / "reports").absolute()
-    added, refused = add_reports(folder, files, keys)
-    verified = {path: one for path, one in added.items() if one.report.key in keys}
-    attached = [path for one in verified.values() if (path := attach_report(dist, one))]
-    kinds = {path: "verified" if path in verified else "unverified" for path in added}
+    added, refused, known = add_reports(folder, files, keys)
+    # Also those in the table whose key was listed since.
+    attached = [path for one in known if one.report.key in keys and (path := attach_report(dist, one))]
+    kinds = {path: "verified" if one.report.key in keys else "unverified" for path, one in added.items()}
     return Result(
         {
             "added": {str(path): {"digest": one.digest, "is": kinds[path]} for path, one in added.items()},

@@ -216,7 +216,7 @@ def attach_rehearsal(
 
 
 def attach_report(dist: Path, signed: SignedReport) -> Path | None:
-    """Attach an owner's report of a run that passed to the digest of its wheel; `None` for any other one.
+    """Attach an owner's report of a run that passed to the digest of its wheel, once; `None` for another one.
 
     It is attached as a whole: each promotion verifies the signature, and asks the channel for its keys.
 
@@ -227,6 +227,8 @@ def attach_report(dist: Path, signed: SignedReport) -> Path | None:
     if wheel is None or signed.report.verdict != "pass":
         return None
     name = f"verify-report-{signed.digest[:16]}"
+    if (path := dist / FOLDER / wheel.sha256 / f"{name}.json").exists():
+        return path
     return attach(dist, "verify", wheel.sha256, {_REPORT: to_builtins(signed)}, name=name)
 
 

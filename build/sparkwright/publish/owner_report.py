@@ -52,8 +52,8 @@ class Machine(Model, frozen=True):
 
     @property
     def name(self) -> str:
-        """The card, or what stood in its place."""
-        return self.card or f"{self.kind}, {self.platform}"
+        """The card, or what stood in its place, whatever else the report says."""
+        return (self.kind == "card" and self.card) or f"{self.kind}, {self.platform}"
 
 
 class ReportedWheel(Model, frozen=True):

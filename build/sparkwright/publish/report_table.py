@@ -12,7 +12,7 @@ from functools import cache
 from operator import itemgetter
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import msgspec
 
@@ -51,17 +51,19 @@ class _Table(Model, frozen=True):
     reports: tuple[SignedReport, ...]
 
 
-Added = tuple[dict[Path, SignedReport], dict[Path, SparkwrightError]]
+class AddedReports(NamedTuple):
+    """The reports that were added and the errors of others, by path, and all that are in the table now."""
+
+    accepted: dict[Path, SignedReport]
+    refused: dict[Path, SparkwrightError]
+    known: list[SignedReport]
 
 
-def add_reports(folder: Path, paths: Iterable[Path], keys: Collection[str]) -> Added:
+def add_reports(folder: Path, paths: Iterable[Path], keys: Collection[str]) -> AddedReports:
     """Add the reports at *paths* to the table in *folder*; *keys* are those that channels list.
 
     One that is refused stops no other. A report of a run that an unverified one claims is added in its place
     if it is itself verified: nobody keeps it out by a copy under another key.
-
-    Returns:
-        the reports that were added, and the errors of the others, by path.
 
     Raises:
         TamperedError: a report in the table is not as it was signed.
@@ -83,7 +85,7 @@ def add_reports(folder: Path, paths: Iterable[Path], keys: Collection[str]) -> A
                     refused[path] = error
             for name, data in _rendered(known, keys).items():
                 write_atomically(folder / name, data)
-    return accepted, refused
+    return AddedReports(accepted, refused, known)
 
 
 def _without_replayed(

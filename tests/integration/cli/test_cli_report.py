@@ -10,6 +10,12 @@ from pathlib import Path
 
 import pytest
 from command import call
+from wheelkit import plain_wheel
+
+from sparkwright.publish.evidence import ChannelPolicy
+from sparkwright.verify.options import VerifyOptions
+from sparkwright.verify.plan import Plan
+from sparkwright.verify.results import Results, load_run
 
 ROOT = Path(__file__).parents[3]
 QUICK = ("--demo", "--checks", "boot,sweep", "--categories", "code", "--levels", "1", "--speed", "600")
@@ -61,6 +67,48 @@ def test_a_run_becomes_a_report_and_a_row_once(
     (row,) = json.loads((tmp_path / "table/reports.json").read_bytes())["rows"]
     assert (row["verified"], row["reports"], row["wheel"]) == (False, 1, "")
     assert row["machine"].startswith("simulator")
+
+
+def test_a_report_becomes_evidence_once_a_channel_lists_its_key(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = run / "journal.jsonl"
+    head, *cells, end = map(json.loads, journal.read_text().splitlines())
+    head["options"] |= {"wheel": "/home/me/vllm-0.33.0+mine-cp38-abi3-linux_aarch64.whl"}
+    head["identity"] |= {"wheel": "a" * 64, "wheel-runtime": "b" * 64}
+    end["findings"] = [{**one, "verdict": "pass"} for one in end["findings"]]
+    journal.write_text("".join(json.dumps(line) + "\n" for line in (head, *cells, end)))
+    assert report("--run", run, "--out", "mine.json", "--yes", cwd=tmp_path).returncode == 0
+    told = json.loads((tmp_path / "mine.json").read_text())["report"]
+    assert told["wheel"] == {"sha256": "a" * 64, "version": "0.33.0", "runtime": "b" * 64}
+
+    monkeypatch.setenv("SPARKWRIGHT_DIST", str(tmp_path / "dist"))
+    before = json.loads(add(tmp_path / "mine.json", folder=tmp_path).stdout)
+    policy = ChannelPolicy(requires=("verify",), expires_days=1, report_keys=(told["key"],))
+    monkeypatch.setattr("sparkwright.cli.report.load_policies", lambda _: {"stable": policy})
+    after = json.loads(add(folder=tmp_path).stdout)
+    assert (before["evidence"], len(after["evidence"])) == ([], 1)
+    assert Path(after["evidence"][0]).parent == tmp_path / "dist/evidence" / ("a" * 64)
+    (row,) = json.loads((tmp_path / "table/reports.json").read_bytes())["rows"]
+    assert row["verified"]
+
+
+def test_a_wheel_gets_the_usual_verification(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[VerifyOptions] = []
+
+    def execute(plan: Plan, **_: object) -> Results:
+        asked.append(plan.options)
+        return Results(load_run(run), run, ())
+
+    monkeypatch.setattr("sparkwright.cli.report.execute", execute)
+    wheel = plain_wheel(tmp_path, "vllm", "0.33.0")
+    words = (wheel, "--recipe", "qwen3.6-27b-dflash", "--use", "many", "--yes")
+    assert "owner-report.json" in report(*words, cwd=tmp_path).stdout
+    assert (run / "owner-report.json").is_file()
+    recipe = {"recipe": "qwen3.6-27b-dflash", "use": "many"}
+    assert asked == [VerifyOptions(profile="quick", wheel=str(wheel), **recipe)]
 
 
 def test_a_run_that_did_not_end_is_not_reported(tmp_path: Path, run: Path) -> None:

@@ -64,3 +64,11 @@ def test_without_a_card_the_machine_says_what_served() -> None:
 def test_words_of_a_server_are_signed_in_no_report() -> None:
     with pytest.raises(ConfigError):
         report(of(hostile(), **CARD))
+
+
+@pytest.mark.parametrize(
+    "client", ["", "aarch64", "mips, 4 cores, x", "aarch64, many cores", "aarch64, 99999 cores"]
+)
+def test_a_machine_that_the_journal_does_not_describe_is_refused(client: str) -> None:
+    with pytest.raises(ConfigError):
+        report(of(healthy(), client=client))

@@ -35,16 +35,17 @@ def owner_figures(run: Run) -> dict[str, Any]:
 def owner_machine(run: Run) -> dict[str, Any]:
     """Return the machine of *run* by the head of its journal: of a card only its maker's name for it."""
     manifest = run.manifest
-    platform, cores, *_ = f"{manifest.get('client', '')}, 0 cores".split(", ")
+    client = re.match(r"(\w+), ([0-9]{1,4}) cores", str(manifest.get("client", "")))
+    memory = re.match(r"([0-9]{1,5}) GiB", str(manifest.get("memory", "")))
     card = re.sub(r"[^A-Za-z0-9 -]", "", str(manifest.get("card-name", ""))).strip()[:64]
     driver = re.fullmatch(r"[0-9]+(\.[0-9]+){1,3}", str(manifest.get("driver", "")))
     capability = str(manifest.get("card", ""))
     kind = "simulator" if "simulator" in manifest else "card" if capability else "cpu"
     return {
         "kind": kind,
-        "platform": platform,
-        "cores": int(cores.removesuffix(" cores")),
-        "memory-gib": int(str(manifest.get("memory", "0 GiB")).removesuffix(" GiB")),
+        "platform": client[1] if client else "",
+        "cores": int(client[2]) if client else 0,
+        "memory-gib": int(memory[1]) if memory else 0,
         "card": (card or "unknown") if kind == "card" else "",
         "capability": capability if kind == "card" else "",
         "driver": driver[0] if driver and kind == "card" else "",
