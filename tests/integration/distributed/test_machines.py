@@ -9,19 +9,18 @@ from dataclasses import replace
 
 import pytest
 from cluster_kit import SUPPORT, Home, make_home
-from kit import Recorder, small_disk
+from kit import Recorder
 from native_kit import HERE
 from small_extension import build, compiled
 from world import SOURCE_ROOT, wait_until
 
-from sparkwright.base.errors import ClusterError, CompileError, StorageError, ToolError
+from sparkwright.base.errors import ClusterError, CompileError, ToolError
 from sparkwright.base.events import subscribe
 from sparkwright.distributed.tasks import TaskLostError
 from sparkwright.git.trees import FileEntry, patch_tree
 from sparkwright.native.build import build_extension
 from sparkwright.native.model import Target
 
-pytest_plugins = "cluster_fixtures"
 pytestmark = pytest.mark.slow
 
 
@@ -68,16 +67,6 @@ def test_a_machine_that_is_killed_costs_what_it_was_compiling(tmp_path, url, hos
         built, _ = build(home.builder, home.inputs)
     assert built.sha256 == here
     assert [event["machine"] for event in heard.of("cluster.lost")] == [hosts[0].shown]
-
-
-def test_no_machine_is_left(tmp_path, url, hosts, here):
-    for host in hosts:
-        host.install(extra=KILL)
-    home = make_home(tmp_path / "home", url, hosts)
-    with pytest.raises(ClusterError, match="lost"):
-        build(home.builder, home.inputs)
-    healthy = make_home(tmp_path / "again", "", [])
-    assert build(healthy.builder, healthy.inputs)[0].sha256 == here
 
 
 def test_a_program_that_is_killed_is_run_again_on_another_machine(tmp_path, url, hosts, here):
@@ -208,25 +197,3 @@ def test_workers_end_with_the_build_that_is_killed(tmp_path, url, hosts, after_s
         assert child.poll() is None
         child.kill()
     wait_until(lambda: not any(host.workers() for host in hosts))
-
-
-_FULL = """
-honest = remote_units.record_object
-def full(*given, **more):
-    with contextlib.suppress(OSError), open(os.environ["SPARKWRIGHT_HOME"] + "/fill", "ab", 0) as fill:
-        while fill.write(bytes(4096)):
-            pass
-    return honest(*given, **more)
-import contextlib
-remote_units.record_object = full
-"""
-
-
-def test_a_machine_whose_disk_is_full_is_named(tmp_path, url, hosts, here):
-    hosts[0].install(compiling=_FULL, prefix=small_disk(hosts[0].folder / "store", "1m"))
-    home = make_home(tmp_path / "home", url, hosts)
-    with pytest.raises(StorageError, match="no space left") as error:
-        build(home.builder, home.inputs)
-    assert f"on {hosts[0].shown}: " in error.value.because
-    again = make_home(tmp_path / "again", url, hosts[1:])
-    assert build(again.builder, again.inputs)[0].sha256 == here

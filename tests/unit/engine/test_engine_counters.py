@@ -84,12 +84,6 @@ def test_speculation_is_what_came_in_between() -> None:
     assert spec.position_rates == pytest.approx((1, 0.25, 0.15, 0.05, 0.025, 0.01, 0.005))
 
 
-def test_without_a_draft_each_step_brings_one_token() -> None:
-    spec = speculation(BEFORE, replace(BEFORE, at=1))
-    assert (spec.acceptance_rate, spec.mean_acceptance_length, spec.k) == (0, 1, 0)
-    assert spec.position_rates == (0,) * 7
-
-
 @pytest.mark.parametrize(
     "changes",
     [

@@ -214,11 +214,6 @@ def test_reads_the_series_of_python_s_front_end() -> None:
     assert snapshot.cache == {"engine": "0", "model_name": NAME, "block_size": "16", "num_gpu_blocks": "4096"}
 
 
-def test_counts_a_counter_once_that_is_exposed_under_both_names() -> None:
-    text = series("vllm:generation_tokens", 7) + series("vllm:generation_tokens_total", 7)
-    assert parse_snapshot(text, at=0).generation_tokens == 7
-
-
 def test_reads_the_open_metrics_of_the_rust_front_end() -> None:
     text = (
         "# HELP vllm:spec_decode_num_accepted_tokens Number of accepted tokens.\n"

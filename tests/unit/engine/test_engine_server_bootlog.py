@@ -86,11 +86,6 @@ def test_capture_sizes_whose_number_is_not_told_are_unknown(runner: str) -> None
     assert read_boot_log(replace(untold, k=0).text).capture_sizes == PLAIN
 
 
-def test_the_cards_memory_is_read_where_it_is_said() -> None:
-    said = "Free memory on device cuda:0 (55.1/119.68 GiB) on startup is less than desired GPU memory"
-    assert read_boot_log(f"ValueError: {said} utilization (0.9, 107.71 GiB).").total_gib == 119.68
-
-
 @pytest.mark.parametrize(
     "text", ["", "garbage\n\x00\xff", "Model loading took GiB", "KV cache size: , tokens"]
 )

@@ -10,7 +10,7 @@ import pytest
 from recipe_kit import DFLASH, made, of
 
 from sparkwright.base.errors import ConfigError, IncompatibleOptionsError, NewerFormatError, UnknownNameError
-from sparkwright.recipes.recipe import Recipe, load_recipe, recipes, serve_arguments
+from sparkwright.recipes.recipe import Recipe, load_recipe, serve_arguments
 from sparkwright.recipes.rules import RULES, Rule, check_compatible, incompatibilities
 
 ROOT = Path(__file__).parents[3]
@@ -283,15 +283,6 @@ def test_the_card_at_hand_counts_more_than_the_recipes() -> None:
 
 
 # Recipes -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", sorted(name for name, recipe in recipes().items() if "/k" in recipe.band))
-def test_what_has_a_band_is_served_by_our_wheel_and_by_later_ones_that_can(name: str) -> None:
-    recipe = recipes()[name]
-    assert broken(recipe, OURS, CARRIES) == set()
-    assert broken(recipe, "0.33.0") == set()
-    assert recipe.flags["max-num-seqs"] >= 64, "the sweep goes that far"
-    assert recipe.flags["max-model-len"] > 33_000 + 400, "as far as the longest context that is checked"
 
 
 def test_arguments_are_those_of_vllm_serve() -> None:

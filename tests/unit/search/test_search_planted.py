@@ -17,13 +17,6 @@ def has(*names: str):
     return lambda applied: applied >= set(names)
 
 
-def needing(name: str, needs: str) -> tuple[Change, ...]:
-    """Carries of which one requires another."""
-    return tuple(
-        Change(id=one, axis="carries", title=one, requires=(needs,) if one == name else ()) for one in CARRIES
-    )
-
-
 def test_one_bad_carry_of_17_takes_at_most_six_evaluations_after_both_ends() -> None:
     taken = []
     for name in CARRIES:
@@ -57,14 +50,6 @@ def test_a_wrong_prior_costs_two_evaluations_at_most() -> None:
         assert result.changes == (name,)
         taken.append(result.searching)
     assert max(taken) <= 8
-
-
-def test_a_carry_is_named_without_what_it_requires() -> None:
-    judge = Judge(has("c5"))
-    result = run(problem(changes=needing("c5", "c1")), judge)
-    assert (result.kind, result.changes) == ("culprit", ("c5",))
-    assert all("c1" in applied for applied, _ in judge.asked if "c5" in applied)
-    assert result.good == ("c1",)
 
 
 def test_a_commit_is_named_among_upstream_and_carries() -> None:

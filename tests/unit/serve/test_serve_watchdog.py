@@ -125,11 +125,6 @@ def test_what_delays_an_engine_extends_the_limit_and_does_not_lift_it(limits, ch
     assert verdicts(steady(held, wedged_s, **changes), limits)[-1] is WatchVerdict.WEDGED
 
 
-def test_a_host_with_memory_is_given_no_more_time() -> None:
-    held = replace(IDLE, running=1)
-    assert verdicts(steady(held, 130.0, available_mib=4000.0, pressure=5.0))[-1] is WatchVerdict.WEDGED
-
-
 def test_counters_that_cannot_be_read_are_no_sign_of_work() -> None:
     def flickering() -> Iterator[EngineSample]:
         for number in range(60):

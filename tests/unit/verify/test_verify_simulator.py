@@ -52,16 +52,6 @@ def test_no_more_run_than_may() -> None:
     assert max(running) == 4
 
 
-def test_a_long_prompt_is_worked_through_in_chunks() -> None:
-    bench = Bench.of(max_batched_tokens=256)
-    request = bench.add(prompt(1, words=1000), 4)
-    steps = 0
-    while request.output_tokens == 0:
-        bench.step()
-        steps += 1
-    assert steps == -(-request.prompt_tokens // 256)
-
-
 def test_a_request_waits_for_place_for_all_of_its_tokens() -> None:
     bench = Bench.of(kv_tokens=1024, max_model_len=900)
     first, last = bench.add(prompt(1), 600), bench.add(prompt(2), 600)

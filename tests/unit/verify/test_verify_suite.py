@@ -119,13 +119,6 @@ def run(folder: Path, fleet: Fake, *checks: Asked) -> tuple[Finding, ...]:
     return asyncio.run(run_plan(plan, MANIFEST, folder))
 
 
-def test_a_cell_that_two_checks_ask_for_is_measured_once_and_judged_by_both(tmp_path, measured):
-    one, same = Asked("one", (("main", 0), ("main", 0))), Asked("one", (("main", 0),))
-    run(tmp_path, Fake(), one, same)
-    assert measured == ["one0", "one1"]
-    assert (one.seen, same.seen) == ([("one0", "one1")], [("one0",)])
-
-
 @dataclass
 class Growing(Asked):
     """A check that adds a cell after each one, up to a number."""
