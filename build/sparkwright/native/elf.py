@@ -53,6 +53,7 @@ class ElfFacts(Model, frozen=True):
         run_paths: folders of ``DT_RUNPATH`` and ``DT_RPATH``.
         undefined: dynamic symbols that others have to define.
         versions: versions by soname that the loader checks before it resolves any symbol.
+        stripped: whether it has no symbol table but the dynamic one.
     """
 
     machine: str
@@ -61,6 +62,7 @@ class ElfFacts(Model, frozen=True):
     run_paths: tuple[str, ...]
     undefined: tuple[Symbol, ...]
     versions: dict[str, tuple[str, ...]]
+    stripped: bool
     device_code: bool
 
 
@@ -108,6 +110,7 @@ def _facts(elf: Any, name: str) -> ElfFacts:
         ),
         undefined=tuple(_undefined(elf)),
         versions=_versions(elf),
+        stripped=".symtab" not in sections,
         device_code=bool(sections & _DEVICE_SECTIONS),
     )
 
