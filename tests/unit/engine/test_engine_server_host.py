@@ -110,6 +110,11 @@ def test_an_environment_is_made_once_for_the_same_wheel_or_requirement(tmp_path,
     assert not stamp.exists(), "it was made again"
 
 
+def test_a_requirement_that_cannot_be_met_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ServerError, match="no environment could be made for vllm @ file:///nowhere"):
+        prepare_requirement("vllm @ file:///nowhere/vllm-0.24.0-py3-none-any.whl", tmp_path / "other")
+
+
 def test_a_removal_that_was_killed_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     python = prepare_wheel(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env")
 
@@ -127,6 +132,15 @@ def test_a_removal_that_was_killed_is_finished(tmp_path: Path, monkeypatch: pyte
     stamp.touch()
     prepare_wheel(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env")
     assert not stamp.exists(), "what was half removed is not taken for finished"
+
+
+def test_a_finished_environment_needs_no_lock(tmp_path: Path) -> None:
+    wheel = tiny_wheel(tmp_path, "0.24.0")
+    python = prepare_wheel(wheel, tmp_path / "env")
+    lock = tmp_path / "env.lock"
+    lock.unlink(missing_ok=True)
+    lock.mkdir()  # cannot be opened, like any file on a read-only disk
+    assert prepare_wheel(wheel, tmp_path / "env") == python
 
 
 def test_a_folder_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
