@@ -25,7 +25,7 @@ from sparkwright.base.errors import (
 )
 from sparkwright.publish.evidence import ChannelPolicy, attach_report, require_evidence
 from sparkwright.publish.keys import load_report_key
-from sparkwright.publish.owner_report import SignedReport, sign_report
+from sparkwright.publish.owner_report import MOST_BYTES, SignedReport, sign_report
 from sparkwright.publish.report_table import PAGE, TABLE, _template, add_reports
 
 OWNER, OTHER = CryptoSigner.generate_ed25519(), CryptoSigner.generate_ed25519()
@@ -218,6 +218,14 @@ def test_what_is_no_file_or_too_large_is_refused_unread(tmp_path: Path) -> None:
         assert type(refusal(tmp_path / "table", tmp_path / name)) is ConfigError
 
 
+@pytest.mark.parametrize(("over", "says"), [(0, ""), (1, "more than")])
+def test_a_report_is_read_up_to_a_size(tmp_path: Path, over: int, says: str) -> None:
+    path = written(tmp_path / "a.json", signed())
+    path.write_bytes(path.read_bytes().ljust(MOST_BYTES + over))
+    _, refused, _ = add_reports(tmp_path / "table", [path], KEYS)
+    assert [says in error.because for error in refused.values()] == [True] * over
+
+
 @pytest.mark.parametrize("day", [TOMORROW, "2026-02-30"])
 def test_a_day_to_come_or_none_is_refused(tmp_path: Path, day: str) -> None:
     found = refusal(tmp_path / "table", written(tmp_path / "a.json", signed(made=day)))
@@ -339,6 +347,15 @@ def test_evidence_that_was_edited_opens_none(
     policy = ChannelPolicy(requires=("verify",), expires_days=1, report_keys=tuple(KEYS))
     with pytest.raises(MissingEvidenceError, match=says):
         require_evidence(wheel, wheelkit.sha256(wheel), "s", policy, tmp_path / "evidence", runtime="c" * 64)
+
+
+def test_a_signed_report_of_a_run_that_failed_opens_none(tmp_path: Path) -> None:
+    path, failed = attach_report(tmp_path, of_wheel(tmp_path)), of_wheel(tmp_path, verdict="fail")
+    assert path is not None
+    evidence = {**json.loads(path.read_bytes()), "detail": {"report": to_builtins(failed)}}
+    path.write_text(json.dumps(evidence))
+    with pytest.raises(MissingEvidenceError, match="verdict of the owner's report is fail"):
+        promoted(tmp_path, of_wheel(tmp_path), KEYS)
 
 
 def test_a_report_of_another_wheel_opens_none(tmp_path: Path) -> None:
