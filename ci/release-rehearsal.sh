@@ -17,7 +17,7 @@ if [ ! -d "$work/clone" ]; then
     git -C "$work/origin.git" tag --force "$tag" HEAD
     git clone --quiet --branch "$tag" "$work/origin.git" "$work/clone" 2>/dev/null
 fi
-rm -rf "$work"/{forge,pages,owner,reader,installed,tools,bin}
+rm -rf "${work:?}"/{forge,pages,owner,reader,installed,tools,bin}
 git -C "$work/origin.git" update-ref -d refs/heads/published
 mkdir -p "$work"/{forge,pages}
 
@@ -30,8 +30,8 @@ until [ -s "$work/forge/addresses" ]; do sleep 0.1; done
 set -a
 # shellcheck source=/dev/null
 . "$work/forge/addresses"
-GITHUB_REF_TYPE=tag GITHUB_REF_NAME=$tag GITHUB_OUTPUT=$work/outputs
 set +a
+export GITHUB_REF_TYPE=tag GITHUB_REF_NAME=$tag GITHUB_OUTPUT=$work/outputs
 : >"$GITHUB_OUTPUT"
 
 cd "$work/clone"
