@@ -61,7 +61,7 @@ class ReportedWheel(Model, frozen=True):
 
     sha256: Digest
     version: Version
-    runtime: Digest | Literal[""] = ""
+    runtime: Annotated[str, Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""
 
 
 class ReportedRecipe(Model, frozen=True):

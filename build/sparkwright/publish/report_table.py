@@ -159,12 +159,12 @@ def _group(report: OwnerReport, keys: Collection[str]) -> tuple[Any, ...]:
     """Return what reports in one row have in common, so that they can be compared; verified ones first."""
     wheel, recipe = report.wheel, report.recipe
     name = f"{recipe.name} {recipe.use}".strip()
-    of = (wheel.version, wheel.sha256) if wheel else ("", "")
+    of = (wheel.version, wheel.sha256, wheel.runtime) if wheel else ("", "", "")
     return report.key not in keys, name, recipe.digest, *of, report.machine.name, report.profile
 
 
 def _row(group: tuple[Any, ...], of: Sequence[OwnerReport]) -> dict[str, Any]:
-    unverified, recipe, digest, version, sha256, machine, profile = group
+    unverified, recipe, digest, version, sha256, runtime, machine, profile = group
     levels = [level for one in of for level in one.levels]
     verdicts, failed = Counter(one.verdict for one in of), Counter[str]()
     for one in of:
@@ -172,7 +172,7 @@ def _row(group: tuple[Any, ...], of: Sequence[OwnerReport]) -> dict[str, Any]:
     checks = {name for one in of for name, verdict in one.checks.items() if verdict in {"fail", "invalid"}}
     return {
         "verified": not unverified, "recipe": recipe, "recipe-digest": digest, "version": version,
-        "wheel": sha256, "machine": machine, "profile": profile, "reports": len(of),
+        "wheel": sha256, "runtime": runtime, "machine": machine, "profile": profile, "reports": len(of),
         "from": of[0].made, "to": of[-1].made, "verdicts": dict(sorted(verdicts.items())),
         "drivers": sorted({one.machine.driver for one in of} - {""}),
         "levels": [_level([at for at in levels if at.c == c]) for c in sorted({at.c for at in levels})],

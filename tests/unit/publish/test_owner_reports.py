@@ -262,6 +262,7 @@ def test_a_row_has_the_median_of_its_reports_and_their_spread(tmp_path: Path) ->
     "changes",
     [
         {"wheel": {**DESCRIBED["wheel"], "sha256": "e" * 64}},
+        {"wheel": {**DESCRIBED["wheel"], "runtime": ""}},
         {"wheel": None},
         {"recipe": {**DESCRIBED["recipe"], "digest": "f" * 16}},
         {"machine": {"kind": "simulator", "platform": "x86_64", "cores": 2, "memory-gib": 4}},
