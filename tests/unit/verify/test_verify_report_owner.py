@@ -9,7 +9,11 @@ from report_kit import healthy, hostile, unhealthy
 from securesystemslib.signer import CryptoSigner
 
 from sparkwright.base.errors import ConfigError
+from sparkwright.engine.observations import FailureKind
 from sparkwright.publish.owner_report import sign_report
+from sparkwright.recipes.recipe import recipes
+from sparkwright.verify.check import PROFILES
+from sparkwright.verify.checks import ALL
 from sparkwright.verify.journal import Run
 from sparkwright.verify.report.figures import cells, levels
 from sparkwright.verify.report.owner import owner_figures, owner_machine
@@ -72,3 +76,15 @@ def test_words_of_a_server_are_signed_in_no_report() -> None:
 def test_a_machine_that_the_journal_does_not_describe_is_refused(client: str) -> None:
     with pytest.raises(ConfigError):
         report(of(healthy(), client=client))
+
+
+def test_every_name_of_ours_has_a_place_in_a_report() -> None:
+    described = {
+        **HEAD, "machine": owner_machine(of(healthy(), **CARD)), **owner_figures(of(healthy())),
+        "checks": dict.fromkeys(ALL, "pass"), "failures": dict.fromkeys(FailureKind, 1),
+    }  # fmt: skip
+    key = CryptoSigner.generate_ed25519()
+    for name in recipes():
+        for profile in PROFILES:
+            recipe = {"name": name, "use": "single", "digest": "a" * 16}
+            assert sign_report({**described, "recipe": recipe, "profile": profile}, key).report.failures
