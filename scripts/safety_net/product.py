@@ -160,7 +160,7 @@ def plain(value: Any, scratch: Path) -> Any:
 
 def _of_tests(module: str) -> Any:
     """Return a module of the tests' support, or of the unit tests."""
-    sys.path[:] = dict.fromkeys([str(SUPPORT), str(ROOT / "tests" / "unit"), *sys.path])
+    sys.path[:] = dict.fromkeys([str(SUPPORT), *map(str, (ROOT / "tests" / "unit").iterdir()), *sys.path])
     return importlib.import_module(module)
 
 

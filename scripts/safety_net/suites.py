@@ -68,7 +68,8 @@ def _measured(journal: Path) -> int:
 def attacks(scratch: Path) -> dict[str, Any]:
     """Return the outcome of every test of an attack, and the classes of error that it was refused with."""
     path = scratch / "attacks.json"
-    files = [str(ROOT / "tests" / name) for name in ATTACKS if (ROOT / "tests" / name).exists()]
+    places = (Path(name) for name in ATTACKS)
+    files = [str(path) for at in places for path in (ROOT / "tests" / at.parent).rglob(at.name)]
     command = [
         sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "safety_net.watching",
         "-p", "no:cacheprovider",
