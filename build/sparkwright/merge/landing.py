@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sparkwright.base.members import most_bytes, name_fault
 from sparkwright.base.text import few, human_size, line_ends
+from sparkwright.base.wheel_members import most_bytes, name_fault
 from sparkwright.carries.model import Carry
 from sparkwright.git.repository import LINK, SUBMODULE, Repository, TreeEntry
 from sparkwright.git.trees import FileEntry, MergeResult, merge_trees, patch_tree

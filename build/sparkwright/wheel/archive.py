@@ -24,7 +24,7 @@ from pathlib import Path
 
 from sparkwright.base.digests import CHUNK
 from sparkwright.base.errors import ArchiveError
-from sparkwright.base.members import MOST_TEXT, name_fault
+from sparkwright.base.wheel_members import MOST_TEXT, name_fault
 
 LOCAL = struct.Struct("<4s5H3L2H")
 CENTRAL = struct.Struct("<4s4B4H3L5H2L")

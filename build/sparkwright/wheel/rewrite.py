@@ -20,7 +20,7 @@ from pathlib import Path
 
 from sparkwright.base.digests import CHUNK, digest_of, sha256_file
 from sparkwright.base.errors import ArchiveError
-from sparkwright.base.members import name_fault
+from sparkwright.base.wheel_members import name_fault
 from sparkwright.store.paths import Store
 from sparkwright.wheel.archive import (
     CENTRAL,

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from sparkwright.base.errors import WheelError
-from sparkwright.base.members import name_fault
+from sparkwright.base.wheel_members import name_fault
 from sparkwright.lock.cmake import CMAKE_PATHS
 from sparkwright.wheel.archive import Archive, open_archive
 from sparkwright.wheel.names import VERSION_FILE, WheelName, parse_name

@@ -16,9 +16,9 @@ from packaging.specifiers import SpecifierSet
 
 from sparkwright.base.digests import CHUNK
 from sparkwright.base.errors import ArchiveError
-from sparkwright.base.members import MOST_PYTHON, MOST_TEXT, most_bytes
 from sparkwright.base.process.run import run
 from sparkwright.base.text import human_size
+from sparkwright.base.wheel_members import MOST_PYTHON, MOST_TEXT, most_bytes
 from sparkwright.wheel.archive import Archive, WheelMember
 from sparkwright.wheel.source import HEADER_SIZE, StockWheel, entry_from_digest, is_elf
 
