@@ -223,14 +223,6 @@ SOURCE = {"scope": "build", "source": "vllm-flash-attn"}
 BASED = {"release": VERSION, "source-ref": "8030ab", "patch": f"{VERSION}.patch"}
 
 
-def test_a_change_to_another_source_is_read(tmp_path: Path) -> None:
-    carry = load(tmp_path, **SOURCE, revision=[BASED])
-    assert carry.spec.source == "vllm-flash-attn"
-    found = carry.revision_for("9.9")
-    assert found is not None
-    assert (found.source_ref, found.sdist_sha256) == ("8030ab", None)
-
-
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

@@ -154,18 +154,6 @@ def test_decode_by_xqa_is_listed_for_each_step_of_drafts_and_the_models_shape(na
     assert found == [{**same, "q_seq_len": tokens} for tokens in range(1, drafts + 2)]
 
 
-@pytest.mark.parametrize("path", LISTS, ids=lambda path: path.stem)
-def test_names_of_attention_say_what_their_arguments_are(path: Path) -> None:
-    modules = {name: one.arguments for name, one in load_companion(path).modules.items() if one.generator}
-    for name, found in modules.items():
-        kind, *parts = name.split("-")
-        if kind == "attention":
-            assert [found["head_dim_qk"], found["head_dim_vo"]] == [int(parts[1])] * 2
-        elif kind == "xqa":
-            sizes = [found[key] for key in ("head_dim", "head_group_ratio", "q_seq_len")]
-            assert sizes == [int(part) for part in parts[1:]]
-
-
 def test_a_recipe_needs_its_own_modules_and_those_of_every_recipe(tmp_path: Path) -> None:
     spec = written(tmp_path)
     assert spec.version == "1.2"

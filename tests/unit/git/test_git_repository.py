@@ -394,20 +394,6 @@ def test_the_environment_keeps_what_the_machine_needs(monkeypatch: pytest.Monkey
 # The three-way merge: any base, conflicts by path, and nobody's attributes ----------------
 
 
-def test_merge_takes_the_base_that_it_is_given(repository: Repository) -> None:
-    text = "1\n2\n3\n4\n5\n6\n7\n"
-    base, ours, theirs = (
-        make_tree(repository, {"f": text.replace(*change)})
-        for change in (("", ""), ("1\n", "one\n"), ("7\n", "seven\n"))
-    )
-    commit = repository.commit(base, message="base")
-    merged = merge_trees(repository, base=commit, ours=ours, theirs=theirs)
-    assert merged.clean
-    assert merged.tree == make_tree(repository, {"f": "one\n2\n3\n4\n5\n6\nseven\n"})
-    other = repository.commit(theirs, message="the same sides, another base")
-    assert merge_trees(repository, base=other, ours=ours, theirs=theirs).tree == ours
-
-
 def test_conflicts_are_listed_by_path(repository: Repository) -> None:
     names = ["a b", 'q"', "n\nl", "\udcff", "ok"]
     sides = [

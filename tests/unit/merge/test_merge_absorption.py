@@ -75,15 +75,6 @@ def test_a_path_that_looks_like_git_s_magic_is_a_path(scene: Scene, upstream: Up
     assert [signal.split()[0] for signal in outcome.signals] == ["subject"]
 
 
-@pytest.mark.parametrize("said", [{}, {"absorbs": False}])
-def test_a_pull_that_is_not_said_to_absorb_is_no_signal(scene, upstream, said):
-    scene.base = {CODE: OLD, "other.py": "o = 1\n"}
-    related = {key: value for key, value in RELATED[0].items() if key != "absorbs"}
-    scene.add("fix", {CODE: NEW}, upstream=[{**related, **said}])
-    moved = OLD.replace("return 3", "return 30")
-    assert settle(scene, upstream, [("Half of it (#7)", {CODE: moved})]).kind is OutcomeKind.APPLIED
-
-
 def test_patch_id_of_a_two_commit_pull_that_was_squashed_and_edited_again(scene, upstream):
     scene.base = {CODE: OLD, "other.py": "o = 1\n"}
     scene.add("fix", {CODE: BOTH})  # the sum of two commits; no number to look for

@@ -42,20 +42,6 @@ def test_a_change_that_fits_is_applied_beside_upstreams_own(scene: Scene) -> Non
     assert read_tree(scene.repository, report.tree) == {CODE: expected}
 
 
-def test_the_commit_names_one_carry_a_step(scene: Scene) -> None:
-    scene.base = {CODE: OLD}
-    scene.add("fix", {CODE: NEW})
-    scene.add("other", {CODE: MOVED})
-    report = scene.merge()
-    log = scene.repository.command("log", "--format=%s|%(trailers:key=Carry,valueonly)", report.commit).text
-    assert [line for line in log.splitlines() if line] == [
-        "Change other|other",
-        "Change fix|fix",
-        "pristine 1.1.0|",
-    ]
-    assert scene.repository.tree_of(report.commit) == report.tree
-
-
 def test_superseded_by_declaration_and_not_before(scene: Scene) -> None:
     entry = {"releases": ">=1.1", "by": "their rewrite", "because": "its notes say so"}
     scene.base = {CODE: OLD}
@@ -361,10 +347,3 @@ def test_a_squashed_pull_is_absorbed_by_its_number_and_its_combined_patch_id(pul
     outcome = pulled.outcome()
     assert outcome.kind is OutcomeKind.ABSORBED
     assert [signal.split()[0] for signal in outcome.signals] == ["subject", "patch-id"]
-
-
-def test_only_the_pull_and_its_base_are_fetched(pulled: Pulled) -> None:
-    later = pulled.upstream.commit("later", {CODE: OLD + "# later\n"})
-    pulled.outcome()
-    assert pulled.scene.repository.has(pulled.head)
-    assert not pulled.scene.repository.has(later)

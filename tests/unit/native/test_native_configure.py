@@ -117,19 +117,6 @@ def test_the_compiled_tree_holds_native_inputs_and_dependencies_and_nothing_else
     }
 
 
-def test_a_python_change_leaves_the_compiled_tree_as_it_is(repository: Repository, inputs: Inputs) -> None:
-    changed = patch_tree(repository, inputs.tree, {"vllm/__init__.py": FileEntry("100644", b"import os")})
-    again = Inputs(changed, inputs.sources, inputs.toolchain, inputs.target)
-    assert native_tree(repository, again, PINS) == native_tree(repository, inputs, PINS)
-
-
-@pytest.mark.parametrize("path", ["csrc/kernel.cu", "cmake/utils.cmake"])
-def test_a_native_change_gives_another_compiled_tree(repository, inputs, path):
-    changed = patch_tree(repository, inputs.tree, {path: FileEntry("100644", b"other")})
-    again = Inputs(changed, inputs.sources, inputs.toolchain, inputs.target)
-    assert native_tree(repository, again, PINS) != native_tree(repository, inputs, PINS)
-
-
 def key_after(repository: Repository, inputs: Inputs, change: dict[str, bytes | None]) -> str:
     files = {path: None if data is None else FileEntry("100644", data) for path, data in change.items()}
     tree = patch_tree(repository, native_tree(repository, inputs, PINS), files)

@@ -82,11 +82,6 @@ def test_only_the_files_that_are_wanted_are_transferred(lock, access, remote, tr
     assert sum(path.stat().st_size for path in access.store.git.rglob("*") if path.is_file()) < 1 << 19
 
 
-def test_a_commit_at_the_remote(lock, access, remote, tree):
-    commit = remote.git("rev-parse", "v4.4.2^{commit}")
-    assert cutlass(pin(lock, tree, ref=commit), access).at_hand
-
-
 @pytest.mark.parametrize("refused", ["uploadpack.allowFilter", "uploadpack.allowAnySHA1InWant"])
 def test_a_remote_that_gives_whole_commits_only(lock, access, remote, tree, refused):
     remote.git("config", refused, "false")

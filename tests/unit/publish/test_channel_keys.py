@@ -110,21 +110,6 @@ def test_a_later_root_without_those_before_it_is_not_replaced(world: ChannelWorl
 # Rotation ------------------------------------------------------------------------------------------
 
 
-def test_a_reader_of_the_first_root_follows_rotations(world: ChannelWorld) -> None:
-    first = key_of(world)
-    for version in ("2", "3"):
-        rotate_key(world.home)
-        world.promote(version)
-        verified = world.verify()
-        assert verified.signer == key_of(world) != first
-    assert load_publisher(world.home).root.version == 3
-    assert sorted(path.name for path in (world.published / "channels/nightly").glob("*.root.json")) == [
-        "1.root.json",
-        "2.root.json",
-        "3.root.json",
-    ]
-
-
 @pytest.mark.parametrize("stop", ["before the root", "after the root"])
 def test_an_interrupted_rotation_has_happened_or_not(
     world: ChannelWorld, monkeypatch: pytest.MonkeyPatch, stop: str

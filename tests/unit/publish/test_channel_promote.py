@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import wheelkit
 from channel_kit import POLICY, ChannelWorld, now, small_wheel
 from kit import Recorder
 
@@ -64,21 +63,6 @@ def test_what_was_published_never_changes(world: ChannelWorld) -> None:
     after = files_at(world.published)
     pointers = {name for name in before if after[name] != before[name]}
     assert pointers == {"channels/nightly/timestamp.json"}
-
-
-def test_one_wheel_in_two_channels_is_stored_once(world: ChannelWorld) -> None:
-    world.promote("1", "nightly")
-    world.promote_file(world.dist / "vllm-1-py3-none-any.whl", "stable")
-    assert len(list(world.published.rglob("*.whl"))) == 1
-    assert world.verify("nightly").state.files[0].sha256 == world.verify("stable").state.files[0].sha256
-
-
-def test_a_wheel_is_signed_with_the_evidence_that_it_came_by(world: ChannelWorld) -> None:
-    (file,) = world.promote("1").files
-    (made,) = (world.dist / "evidence" / file.sha256).iterdir()
-    assert file.evidence == {"audit": wheelkit.sha256(made)}
-    (path,) = file.beside
-    assert (world.published / path).read_bytes() == made.read_bytes()
 
 
 def test_other_bytes_under_a_listed_name_are_refused(world: ChannelWorld) -> None:

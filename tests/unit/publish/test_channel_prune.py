@@ -102,17 +102,6 @@ def test_a_channel_without_limit_or_without_policy_is_kept_for_ever(world: Chann
         assert len(world.publisher().history(world.publisher().require(channel).state)) == 3
 
 
-def test_nothing_is_removed_within_the_grace(world: ChannelWorld) -> None:
-    target = FolderTarget(world.published)
-    world_with_spare(world, target)
-    before = set(target.files(""))
-    assert pruner(world, hours=23).prune().removed == {}
-    assert set(target.files("")) == before
-    assert pruner(world, hours=HOURS).prune().removed
-    assert versions_at(world) == {"0.24.1"}
-    verify(world)
-
-
 def kept(world: ChannelWorld, *files: tuple[str, str, int, str, str | None]) -> set[str]:
     """Versions that stay in a channel of these wheels, of which all came a month ago and more."""
     listed = tuple(

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from channel_kit import POLICY, ChannelWorld, now
 
-from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import PublishError
 from sparkwright.publish.channel import ChannelState
 from sparkwright.publish.evidence import Candidate, gather
@@ -28,15 +27,6 @@ def promote(world: ChannelWorld, runtime: bytes = RUNTIME) -> ChannelState:
     wheel = world.wheel(VERSION)
     candidate = Candidate(wheel, describe(wheel)[0], runtime=runtime)
     return world.publisher().promote("nightly", candidate, POLICY, now())
-
-
-def test_it_is_beside_the_wheel_by_its_digest(world: ChannelWorld) -> None:
-    state = promote(world)
-    (file,) = state.files
-    assert file.runtime == sha256_bytes(RUNTIME)
-    assert (world.published / file.runtime_path).read_bytes() == RUNTIME
-    assert file.runtime_path.startswith(f"{file.folder}/runtime/")
-    assert world.verify().state == state
 
 
 def test_what_is_installed_by_names_the_wheel_by_its_address(world: ChannelWorld) -> None:

@@ -89,11 +89,6 @@ def test_stale_pages_vanish(tmp_path: Path) -> None:
     assert keep.name in (tmp_path / "simple/vllm/index.html").read_text()
 
 
-def test_an_empty_index_is_an_index(tmp_path: Path) -> None:
-    publish(tmp_path)
-    assert "href" not in (tmp_path / "simple/index.html").read_text()
-
-
 def test_a_wheel_whose_metadata_says_otherwise_is_refused_and_nothing_changes(tmp_path: Path) -> None:
     wheel(tmp_path, "1")
     publish(tmp_path)
