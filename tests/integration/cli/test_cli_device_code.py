@@ -1,13 +1,17 @@
 """An extension whose own build narrows the architectures: `plan` and `wheel` name it beforehand."""
 
+import contextlib
 import dataclasses
+import os
+import signal
 import sys
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 from native_kit import HERE, PROGRAM, Member, make_wheel, native_tables, offer, offer_toolkit, with_native
-from world import World
+from world import World, ended, finish, wait_until
 
 from sparkwright.base.errors import ToolError
 from sparkwright.lock.model import ExtensionSpec
@@ -112,3 +116,27 @@ def test_an_extension_that_the_project_lacks_is_upstreams_and_nothing_is_compile
         built(compiling, "12.1a")
         assert compiling.steps()["compile units"] == word
     assert planned(compiling, "12.1a")["steps"]["compile _Q"]["detail"].startswith("upstream's own: ")
+
+
+def with_compiler(pid: int) -> list[int]:
+    """Return the processes below *pid*, once the compiler of the unit that never ends is one of them."""
+    below = psutil.Process(pid).children(recursive=True)
+    for one in below:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            # CMake, and what looks for a compiler, start others before.
+            if one.name() == "cc1" and any(word.endswith("/ops.c") for word in one.cmdline()):
+                return [member.pid for member in below]
+    return []
+
+
+def test_a_build_ends_by_a_signal_at_once_with_all_of_its_compilers(compiling: World) -> None:
+    endless = compiling.folder / "endless"
+    os.mkfifo(endless)
+    compiling.carry("slow", {"csrc/ops.c": f'#include "{endless}"\n', "csrc/archs": "12.1a\n"}, scope="build")
+    compiling.list_carries(["slow"])
+    words = ("wheel", "--arch", "12.1a", "--platform", HERE, "--allow-unproved", "slow")
+    run = compiling.start(*words)
+    family = wait_until(lambda: with_compiler(run.pid))
+    run.terminate()
+    assert finish(run, patience_s=10).status == -signal.SIGTERM
+    wait_until(lambda: all(map(ended, family)), patience_s=10)

@@ -14,7 +14,7 @@ from channel_kit import POLICY, ChannelWorld, now
 from killed import at_call, in_child
 from prune_kit import broken_links
 
-from sparkwright.base.errors import UntrustedKeyError
+from sparkwright.base.errors import LostRaceError, UntrustedKeyError
 from sparkwright.publish import target as targets
 from sparkwright.publish.keys import rotate_key
 from sparkwright.publish.repository import read_unverified
@@ -130,3 +130,26 @@ def test_a_reader_never_sees_a_state_that_is_wrong(world: ChannelWorld) -> None:
             done.set()
         assert readings[0].result() > 1
     assert len(seen) > 1
+
+
+def test_of_publishers_in_several_processes_each_wins_or_is_told(world: ChannelWorld) -> None:
+    wheels = [world.wheel(str(number)) for number in range(2, 6)]
+    start = world.folder / "start"
+    waiting = []
+    for wheel in wheels:
+
+        def work(wheel: Path = wheel) -> None:
+            while not start.exists():
+                pass
+            world.promote_file(wheel)
+
+        waiting.append(ThreadPoolExecutor(1).submit(in_child, work))
+    start.touch()
+    statuses = [future.result() for future in waiting]
+    assert set(statuses) <= {0, LostRaceError.exit_code}
+    assert 0 in statuses
+    winners = {
+        wheel.name.split("-")[1] for wheel, status in zip(wheels, statuses, strict=True) if status == 0
+    }
+    assert pointed(world) == {"1", *winners}
+    assert world.verify().state.generation == 1 + len(winners)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import target_kit
 from channel_kit import POLICY, ChannelWorld, now
-from prune_kit import HOURS, SPARE, broken_links, pruner, world_with_spare
+from prune_kit import HOURS, SPARE, broken_links, interleaved, pruner, world_with_spare
 from test_publish_targets import credentials, empty
 
 from sparkwright.base.errors import TamperedError
@@ -95,3 +95,30 @@ def test_what_nothing_names_is_removed_after_its_grace(target: Target, tmp_path:
     assert wheels(target) == {"0.24.1"}
     assert broken_links(world, target, "nightly") == []
     assert pruner(world, target, hours=HOURS).prune().removed == {}
+
+
+def often(number: int) -> bool:
+    """Tell if `make test` runs this order."""
+    return number % 3 == 0
+
+
+ORDERS = ((0, 6), (2, 8), (6, 9), (9, 12), (14, 10), (99, 10), (4, 99))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "order"),
+    [
+        pytest.param(kind, order, id=f"{kind}-order{number}", marks=() if often(number) else pytest.mark.walk)
+        for kind in KINDS
+        for number, order in enumerate(ORDERS)
+    ],
+    indirect=["target"],
+)
+def test_a_publisher_and_a_pruner_at_once_lose_no_file(
+    target: Target, tmp_path: Path, order: tuple[int, int]
+) -> None:
+    world = ChannelWorld(tmp_path / "world")
+    world_with_spare(world, target)
+    interleaved(world, target, *order)
+    assert wheels(target) == {"0.24.1", SPARE}

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -189,3 +190,22 @@ def test_of_two_publishers_at_once_nothing_is_lost(address: str) -> None:
     assert [int(won) for won, _ in told] == [rounds, rounds]
     written = open_target(address).read(PAGE).data.decode()
     assert sorted(written) == ["a"] * rounds + ["b"] * rounds
+
+
+def test_two_publishers_of_one_wheel_both_succeed(address: str, wheel: Path) -> None:
+    failures: list[Exception] = []
+
+    def put() -> None:
+        try:
+            open_target(address).put_file(WHEEL, wheel, sha256(wheel))
+        except Exception as error:  # noqa: BLE001 - reported below
+            failures.append(error)
+
+    threads = [threading.Thread(target=put) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [str(failure) for failure in failures] == []
+    assert open_target(address).read(WHEEL).data == wheel.read_bytes()
+    assert sorted(open_target(address).files("")) == [WHEEL]

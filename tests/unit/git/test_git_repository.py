@@ -418,3 +418,30 @@ def test_merging_with_a_missing_object_is_an_error_and_no_conflict(repository: R
     tree = make_tree(repository, {"f": "1"})
     with pytest.raises(ProcessError):
         merge_trees(repository, base="1" * 40, ours=tree, theirs=tree)
+
+
+OPEN_AND_IMPORT = """
+import sys
+from pathlib import Path
+from sparkwright.git.repository import open_repository
+from sparkwright.git.trees import FileEntry, import_files
+repository = open_repository(Path(sys.argv[1]))
+for number in range(5):
+    files = [(f"f{i}", FileEntry("100644", b"%d" % (i * number))) for i in range(50)]
+    print(import_files(repository, files))
+"""
+
+
+def test_processes_that_open_and_import_at_once_agree(tmp_path: Path) -> None:
+    build = str(Path(sparkwright.__file__).parents[1])
+    env = {**os.environ, "PYTHONPATH": build}
+    command = [sys.executable, "-c", OPEN_AND_IMPORT, str(tmp_path / "git")]
+    running = [subprocess.Popen(command, env=env, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    answers = {process.communicate()[0] for process in running}
+    assert [process.returncode for process in running] == [0] * 4
+    assert len(answers) == 1
+    repository = open_repository(tmp_path / "git")
+    for tree in answers.pop().split():
+        assert len(repository.files(tree)) == 50
+    repository.command("fsck", "--strict")
+    assert repository.command("for-each-ref").text == ""

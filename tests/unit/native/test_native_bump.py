@@ -212,6 +212,20 @@ class TestSources:
         assert (chosen.sha256 if chosen else None) == (wanted if same else None)
         assert ("native.sources.cutlass.package" in {one.key for one in found.decisions}) is not same
 
+    def test_a_copy_of_a_submodule_is_read_though_nothing_moved(self, lock, access, tmp_path):
+        """The store may lack it: the pin was written on another machine."""
+        made = UpstreamRepository(tmp_path / "inner")
+        made.commit("One", {"include/b.h": "// inner\n"})
+        commit, tree = (made.git("rev-parse", name).strip() for name in ("HEAD", "HEAD^{tree}"))
+        pins = dict(lock.native.sources)
+        pins["inner"] = msgspec.structs.replace(pins["inner"], ref=commit, tree=tree)
+        pinned = msgspec.structs.replace(lock.sources["cutlass"], ref=pins["cutlass"].ref)
+        lock = with_native(lock, msgspec.structs.replace(lock.native, sources=pins), cutlass=pinned)
+        assert sources(lock, access).pins["inner"] == pins["inner"]
+        assert not access.repository.has(tree)
+        assert sources(lock, access, {"inner": made.folder}).pins["inner"] == pins["inner"]
+        assert access.repository.has(tree)
+
 
 CMAKE = {
     "CMakeLists.txt": (

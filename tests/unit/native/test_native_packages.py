@@ -9,6 +9,7 @@ import zipfile
 import msgspec
 import pytest
 from http_index import Fault
+from kit import finish, python
 from native_kit import PROGRAM, Member, make_wheel, offer, tree_of
 from upstream_kit import make_access
 
@@ -200,3 +201,27 @@ def test_without_a_network(tmp_path, access, index):
         folder = unpack_package(access, each)
         assert unpack_package(offline, each) == folder
     offline.repository.close()
+
+
+TWO = """
+import sys
+from pathlib import Path
+from sparkwright.lock.model import Package
+from sparkwright.native.packages import unpack_package
+from sparkwright.store.paths import open_store
+from sparkwright.upstream.releases import Access
+from sparkwright.upstream.network import IndexSettings
+home, url, name, sha256, size = sys.argv[1:]
+access = Access(open_store(Path(home)), None, IndexSettings(index_url=url))
+print(unpack_package(access, Package(filename=name, sha256=sha256, size=int(size))))
+"""
+
+
+def test_two_runs_at_once_fetch_once(tmp_path, index):
+    package = offer(index, NAME, make_wheel(FILES))
+    index.faults = [Fault(pause_s=0.05)]
+    words = (tmp_path / "home", index.url, NAME, package.sha256, package.size)
+    running = [python(TWO, *words) for _ in range(2)]
+    one, two = (finish(process) for process in running)
+    assert one == two
+    assert len(index.downloads) == 1

@@ -296,3 +296,26 @@ def test_a_pruner_that_is_killed_anywhere_leaves_the_rest_to_the_next(tmp_path: 
             break
     assert not killed
     assert step > 20
+
+
+def test_a_prune_with_nothing_to_do_writes_nothing(world: ChannelWorld) -> None:
+    world.promote("0.24.1")
+    files = {path: path.stat().st_mtime_ns for path in world.published.rglob("*") if path.is_file()}
+    pruner(world, hours=HOURS).prune()
+    files.pop(world.published / targets.LEASE)
+    assert files == {path: path.stat().st_mtime_ns for path in files}
+    empty = world.folder / "empty"
+    empty.mkdir()
+    assert pruner(world, FolderTarget(empty), hours=HOURS).prune().kept == 0
+    assert list(empty.iterdir()) == []
+
+
+def test_nothing_is_removed_within_the_grace(world: ChannelWorld) -> None:
+    target = FolderTarget(world.published)
+    world_with_spare(world, target)
+    before = set(target.files(""))
+    assert pruner(world, hours=23).prune().removed == {}
+    assert set(target.files("")) == before
+    assert pruner(world, hours=HOURS).prune().removed
+    assert versions_at(world) == {"0.24.1"}
+    verify(world)

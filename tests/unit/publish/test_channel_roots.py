@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -178,3 +180,15 @@ def test_what_is_no_digest_is_a_wrong_option(world: ChannelWorld, capsys: pytest
     words = ["channel", "key", "pin", f"{world.published}/channels/nightly", "--digest"]
     assert main([*words, "sha256:no"]) == 2
     assert "64 hexadecimal digits" in capsys.readouterr().err
+
+
+def test_verifying_twice_at_once_beside_a_pin_is_one_after_the_other(world: ChannelWorld) -> None:
+    world.pin()
+
+    def again(act: Callable[[], object]) -> None:
+        for _ in range(40):
+            act()
+
+    with ThreadPoolExecutor() as pool:
+        for done in [pool.submit(again, act) for act in (world.verify, world.verify, world.pin)]:
+            done.result()

@@ -297,3 +297,16 @@ class TestInstallers:
     def test_a_python_that_no_installer_can_read(self, tmp_path: Path) -> None:
         told = self.refused(tagged(tmp_path, TAG, "Requires-Python: >=3.8, <3.13.*\n"), PublishError)
         assert "Requires-Python '>=3.8, <3.13.*'" in told
+
+
+def test_two_runs_at_once_leave_a_whole_index(tmp_path: Path) -> None:
+    for number in range(1, 5):
+        wheel(tmp_path, str(number))
+    runs = [threading.Thread(target=publish, args=(tmp_path,)) for _ in range(4)]
+    for run in runs:
+        run.start()
+    for run in runs:
+        run.join()
+    metadata = sorted(path.name.removesuffix(".metadata") for path in tmp_path.glob("*.metadata"))
+    assert sorted(listed(tmp_path)) == metadata
+    assert [path.name for path in tmp_path.glob(".*")] == [".publish.lock"]

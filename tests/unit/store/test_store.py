@@ -286,3 +286,18 @@ def test_removing_what_is_missing_a_file_or_a_link_is_fine(tmp_path: Path) -> No
         assert not (tmp_path / name).exists()
     assert (target / "kept").exists()
     assert stat.S_IMODE(target.stat().st_mode) == 0o750
+
+
+def test_runs_that_sweep_at_once_all_open_the_store(tmp_path: Path) -> None:
+    store = open_store(tmp_path / "home")
+    dead = store.scratch_root / f"{dead_process()}-abc"
+    for number in range(300):
+        (dead / f"{number}" / "deep").mkdir(parents=True)
+        (dead / f"{number}" / "file").touch()
+    script = (
+        "import sys; from pathlib import Path; from sparkwright.store.paths import open_store\n"
+        "open_store(Path(sys.argv[1]))"
+    )
+    for process in [python(script, store.home) for _ in range(4)]:
+        finish(process)
+    assert not dead.exists()

@@ -2,6 +2,8 @@
 
 import errno
 import subprocess
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from kit import Recorder, finish, python, small_disk
 
 from sparkwright.base.errors import BusyError, StorageError
 from sparkwright.store.disk import hold, storing
-from sparkwright.store.paths import default_home, open_store
+from sparkwright.store.paths import Store, default_home, open_store
 
 # Locks -------------------------------------------------------------------------------------
 
@@ -155,3 +157,21 @@ def test_the_home_is_chosen_by_the_environment(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("SPARKWRIGHT_HOME", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     assert default_home() == tmp_path / "cache" / "sparkwright"
+
+
+def test_threads_exclude_each_other(store: Store) -> None:
+    inside, most = [0], [0]
+
+    def work() -> None:
+        with store.lock("a", "it"):
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            time.sleep(0.02)
+            inside[0] -= 1
+
+    threads = [threading.Thread(target=work) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1]

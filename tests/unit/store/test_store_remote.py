@@ -2,8 +2,10 @@
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -350,3 +352,29 @@ def test_a_full_disk_ends_the_reading_and_not_the_command(machine, server, heard
     (told,) = warnings(heard)
     assert "no space left" in told
     assert machine("c").find_file(DIGEST) is not None
+
+
+def test_threads_that_want_one_file_at_once_all_get_it(machine, server: HostileStore) -> None:
+    filled(machine("a"))
+    store = machine("b")
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda _: store.find_file(DIGEST), range(8)))
+    assert None not in found
+
+
+def test_two_machines_write_one_key_at_once(machine, server: HostileStore) -> None:
+    """Whichever entry stays is whole, and so is what it names."""
+    records = [{"sha256": add(machine(str(number)), bytes([number]) * 99), "size": 99} for number in range(4)]
+
+    def write(number: int) -> None:
+        machine(str(number)).put_record("extension", KEY, records[number])
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    reader = machine("reader")
+    found = reader.find_record("extension", KEY)
+    assert found in records
+    assert reader.find_file(found["sha256"], size=99) is not None

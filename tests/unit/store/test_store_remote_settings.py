@@ -1,5 +1,6 @@
 """The settings of the remote tier and the keys of writers."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -146,3 +147,17 @@ def test_reading_needs_no_key_of_its_own(tmp_path: Path) -> None:
     RemoteTier(RemoteSettings(url=URL, write=False, key_file=tmp_path / "key.pem"))
     RemoteTier(RemoteSettings(url=URL, signed=False, key_file=tmp_path / "key.pem"))
     assert not (tmp_path / "key.pem").exists()
+
+
+def test_runs_that_begin_at_once_make_one_key(tmp_path: Path) -> None:
+    made: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: made.append(public_of(require_key(tmp_path / "key.pem")).text))
+        for _ in range(8)
+    ]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert len(made) == 8
+    assert len(set(made)) == 1
