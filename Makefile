@@ -18,7 +18,7 @@ LINE     := $(if $(SERIES),--series $(SERIES)) $(if $(PATCHSET),--patchset $(PAT
 JOB      := $(LINE) --platform $(PLATFORM) --source $(SOURCE) \
             --kernels $(KERNELS) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help wheel plan serve verify verify-demo rehearse bisect triton test test-all test-unit test-integration test-slow test-prefixes test-long test-native test-systemd test-image test-verify test-verify-real test-upstream lint format prove nightly companion release-rehearsal publish status doctor mutations releases safety-net bench bench-native docs clean distclean
+.PHONY: help wheel plan serve verify verify-demo rehearse bisect triton test test-all test-unit test-integration test-slow test-prefixes test-long test-native test-systemd test-image test-verify test-verify-real test-upstream lint format prove nightly companion release-rehearsal publish status doctor fuzz mutations releases safety-net bench bench-native docs clean distclean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ ·/' | sort
@@ -169,6 +169,9 @@ test-verify: $(VENV)/.ready-test ## The fault matrix with twenty healthy servers
 
 test-verify-real: $(VENV)/.ready-test ## Verify a real vLLM on the CPU: with and without n-gram drafts, and with faults in its code
 	$(BIN)/pytest --quiet -rP --numprocesses 2 --dist loadscope -m walk tests/integration/verify/test_verify_real.py $(ARGS)
+
+fuzz: $(VENV)/.ready-test ## Damage what others may send, 10,000 times a parser: each parses or is refused; ARGS='--only patch --seed 2'
+	$(BIN)/python scripts/fuzz.py $(ARGS)
 
 mutations: $(VENV)/.ready ## Break every carry as its mutations.toml says, and see that its probe notices: ARGS='--carry NAME --series 0.24'
 	$(BIN)/python scripts/mutations.py $(ARGS)

@@ -335,12 +335,19 @@ def _problems(spec: CarrySpec, folder: Path) -> Iterator[str]:
         yield str(error)
 
 
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # no file can have a name of that length
+        return False
+
+
 def _probe_problems(probe: ProbeSpec | None, folder: Path) -> Iterator[str]:
     if probe is None:
         return
     later = [name for one in probe.later for name in (one.file, *(one.helpers or ()))]
     for name in (probe.file, *probe.helpers, *later):
-        if not (folder / name).is_file():
+        if not _is_file(folder / name):
             yield f"its probe {name!r} does not exist"
     releases = [one.release for one in probe.later]
     if len(set(releases)) != len(releases):
@@ -353,7 +360,7 @@ def _revision_problems(spec: CarrySpec, folder: Path) -> Iterator[str]:
         yield "two revisions name the same release"
     for revision in spec.revision:
         yield from _base_problems(spec, revision)
-        if not (folder / revision.patch).is_file():
+        if not _is_file(folder / revision.patch):
             yield f"its patch {revision.patch!r} does not exist"
 
 

@@ -181,7 +181,7 @@ def decode_state(payload: bytes, channel: str, what: str) -> ChannelState:
             )
         state = convert(value, ChannelState)
         newest_first(state.files)
-    except (msgspec.MsgspecError, UnicodeDecodeError, InvalidVersion) as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, InvalidVersion) as error:
         raise SignatureError(f"{what} cannot be read", because=str(error)) from error
     if state.channel != channel:
         raise SignatureError(

@@ -102,7 +102,7 @@ class HttpMirror:
         try:
             url = msgspec.json.decode(record.data)["url"]
             found = _ASSET.fullmatch(url)
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+        except (msgspec.DecodeError, UnicodeError, RecursionError, KeyError, TypeError):
             found = None
         if found is None or found[1] not in {"https", urlsplit(self.root).scheme}:
             raise SignatureError(

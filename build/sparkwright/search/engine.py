@@ -184,7 +184,7 @@ def read_journal(folder: Path) -> Recorded:
     for number, line in enumerate(lines, 1):
         try:
             records.append(decoder.decode(line))
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise _damaged(path, number, str(error)) from error
     if not records or not isinstance(records[0], Begun):
         raise _damaged(path, 1, "it does not say what is searched")

@@ -92,7 +92,7 @@ def read_prompts(path: Path) -> tuple[Prompt, ...]:
 def _prompt(path: Path, place: str, line: bytes) -> Prompt:
     try:
         entry = msgspec.json.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise _refused(path, f"{place} is not JSON: {error}") from None
     entry = entry if isinstance(entry, dict) else {}
     if isinstance(entry.get("prompt"), str) and entry["prompt"]:

@@ -145,7 +145,7 @@ def read_journal(folder: Path) -> Contents:
     for number, line in enumerate(lines, start=1):
         try:
             records.append(decoder.decode(line))
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             raise _damaged(path, number, str(error)) from error
     if not records or not isinstance(records[0], Manifest):
         raise _damaged(path, 1, "a journal begins with what the run is about")

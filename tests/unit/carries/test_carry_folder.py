@@ -58,6 +58,8 @@ def test_a_sound_carry_is_read_whole(tmp_path: Path) -> None:
         ({"requires": ["fix"]}, "requires itself"),
         ({"probe": {**PROBE, "memory_mib": 1}}, "memory_mib"),
         ({"probe": {**PROBE, "file": "gone.py"}}, "'gone.py' does not exist"),
+        ({"probe": {**PROBE, "file": "a" * 300}}, "does not exist"),
+        ({"revision": [{**revision(), "patch": "9" * 300}]}, "does not exist"),
         ({"probe": {**PROBE, "helpers": ["gone.py"]}}, "'gone.py' does not exist"),
         ({"probe": {**PROBE, "helpers": ["../up.py"]}}, "probe.helpers[0]"),
         (

@@ -197,7 +197,14 @@ def test_nothing_counts_after_the_end() -> None:
         (token(1, finish="error"), FailureKind.IN_BAND, "'error'"),
         *(
             (message, FailureKind.NOT_JSON, "")
-            for message in (b'{"choices": [', b"<html>", b"", b'{"choices": [{"text": "\xff"}]}', b"Internal")
+            for message in (
+                b'{"choices": [',
+                b"<html>",
+                b"",
+                b'{"choices": [{"text": "\xff"}]}',
+                b"Internal",
+                b"[" * 5000,
+            )
         ),
         (b'"text"', FailureKind.FORM, "`str`"),
         (b'{"choices": "none"}', FailureKind.FORM, "$.choices"),

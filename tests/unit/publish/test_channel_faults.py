@@ -28,6 +28,7 @@ from sparkwright.base.errors import (
     UploadError,
 )
 from sparkwright.cli.main import main
+from sparkwright.publish.channel import decode_state
 from sparkwright.publish.keys import load_publisher
 from sparkwright.publish.reader import require_listed
 from sparkwright.publish.repository import signed_metadata
@@ -284,6 +285,12 @@ def test_a_signed_path_cannot_leave_the_mirror(world: ChannelWorld, escape: str)
     sign(world, lambda payload: payload["files"][0].update(filename=escape))
     with pytest.raises(PublishError, match="is not a relative path"):
         world.verify()
+
+
+@pytest.mark.parametrize("payload", [b"[" * 5000, b'{"channel": "\xff"}'])
+def test_a_state_that_is_no_json_is_refused(payload: bytes) -> None:
+    with pytest.raises(SignatureError, match="cannot be read"):
+        decode_state(payload, "nightly", "it")
 
 
 def test_a_state_with_a_version_that_none_can_have_is_refused(world: ChannelWorld) -> None:

@@ -131,7 +131,8 @@ def test_another_problem_is_refused_and_the_journal_kept(tmp_path: Path) -> None
 def test_a_damaged_journal_is_refused_and_kept(tmp_path: Path) -> None:
     bisect(ASKED, Clocked(third), tmp_path)
     lines = (tmp_path / FILE).read_bytes().splitlines(keepends=True)
-    for damaged in ([lines[0], b"{}\n", *lines[1:]], lines[1:]):
+    deep, odd = b'{"a":' + b"[" * 5000 + b"\n", b'{"a":"\xff"}\n'
+    for damaged in (*([lines[0], one, *lines[1:]] for one in (b"{}\n", deep, odd)), lines[1:]):
         (tmp_path / FILE).write_bytes(b"".join(damaged))
         with pytest.raises(ConfigError):
             bisect(ASKED, Clocked(third), tmp_path)

@@ -151,7 +151,15 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [b"", b"not json\n", b'{"kind":"note","name":"x","data":{}}\n', b'{"kind":"run"}\n']
+    "text",
+    [
+        b"",
+        b"not json\n",
+        b'{"kind":"note","name":"x","data":{}}\n',
+        b'{"kind":"run"}\n',
+        b'{"kind":"run","server":"\xff"}\n',
+        b'{"kind":"run","more":' + b"[" * 5000 + b"\n",
+    ],
 )
 def test_what_is_no_journal_is_refused(tmp_path: Path, text: bytes) -> None:
     (tmp_path / "journal.jsonl").write_bytes(text)

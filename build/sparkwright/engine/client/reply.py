@@ -199,11 +199,11 @@ class Reply:
         Raises:
             ReplyError: it is no JSON, or no chunk.
         """
-        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+        with contextlib.suppress(msgspec.DecodeError, UnicodeError, RecursionError):
             return _DECODER.decode(data)
         try:
             message, odd = straightened(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
             raise ReplyError(FailureKind.NOT_JSON, f"{error}: {_excerpt(data)}") from None
         try:
             read = convert(message, _Message)
@@ -324,7 +324,7 @@ def _read_error(data: bytes) -> Any:
     """Return what an event called ``error`` says: its JSON, or its text."""
     try:
         said = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
         return _excerpt(data)
     return said["error"] if isinstance(said, dict) and said.get("error") else said
 
