@@ -85,6 +85,8 @@ def test_again_is_all_from_the_store(world: World) -> None:
 
 @pytest.mark.usefixtures("proved")
 def test_one_step_that_is_gone_is_made_again_alone(world: World) -> None:
+    locked = world.root / "patchsets" / "1.2-aarch64.requirements.txt"
+    locked.write_text(f"torch==2.0 --hash=sha256:{'a' * 64}\n")
     world.good("wheel")
     digest = sha256(world.wheels[0])
     world.wheels[0].unlink()
@@ -92,12 +94,16 @@ def test_one_step_that_is_gone_is_made_again_alone(world: World) -> None:
     made = [step for step, how in world.steps().items() if how == "made"]
     assert made == ["place"]
     assert sha256(world.wheels[0]) == digest
-    page = world.dist / "simple" / "vllm" / "index.html"
-    whole = page.read_bytes()
-    page.unlink()
+    (requirements_file,) = world.dist.glob("*.requirements.txt")
+    for page in (world.dist / "simple" / "vllm" / "index.html", requirements_file):
+        whole = page.read_bytes()
+        page.unlink()
+        world.good("wheel")
+        assert [step for step, how in world.steps().items() if how == "made"] == ["index"]
+        assert page.read_bytes() == whole
+    locked.write_text(locked.read_text().replace("2.0", "2.1"))
     world.good("wheel")
-    assert [step for step, how in world.steps().items() if how == "made"] == ["index"]
-    assert page.read_bytes() == whole
+    assert "torch==2.1" in requirements_file.read_text()
 
 
 @pytest.mark.parametrize(
