@@ -122,6 +122,10 @@ class OwnerReport(Model, frozen=True):
     memory: dict[MemoryOf, Figure]
     wheel: ReportedWheel | None = None
 
+    def __post_init__(self) -> None:
+        if len({level.c for level in self.levels}) < len(self.levels):
+            raise ValueError("levels have one concurrency twice")  # its figures would count as two reports'
+
     @property
     def data(self) -> bytes:
         """The bytes that are signed."""

@@ -184,8 +184,9 @@ HOSTILE = [
     put("report", "recipe", "name", value="spark@example.org"),
     put("report", "requests", value=10**4000),
     put("report", "seconds", value=1e308),
-    put("report", "levels", value=[LEVEL] * 65),
+    put("report", "levels", value=[{**LEVEL, "c": c} for c in range(1, 66)]),
     put("report", "levels", 0, "c", value=-1),
+    put("report", "levels", value=[LEVEL] * 2),
     put("report", "tool", value="1\n"),
 ]
 
