@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from sparkwright.cli.command import Command, Parent, Result, takes
 from sparkwright.cli.options import FORCE, complete_recipe, require_libraries
 from sparkwright.cli.output import showing_events
 from sparkwright.cli.session import Session, run_read_only
-from sparkwright.cli.verify import DEFAULT_RECIPE, execute, failure_of, options_of, shown
+from sparkwright.cli.verify import DEFAULT_RECIPE, execute, failure_of, options_of, refuse_stated, shown
 from sparkwright.engine.offered import offered_wheel
 from sparkwright.publish.evidence import POLICY_FILE, attach_report, load_policies
 from sparkwright.publish.index import dist_folder
@@ -52,9 +53,10 @@ _VERSION = re.compile(r"(?<=-)[0-9][0-9a-z.]*(\+spark[0-9a-f.]*)?")
 @click.option("--yes", is_flag=True, help="Write it without asking.")
 @FORCE
 @takes("offline", "quiet", "as_json")
+@click.pass_context
 def command(
-    *, wheel: Path | None, recipe: str, use: str, folder: Path | None, out: Path | None, yes: bool,
-    force: bool, offline: bool, quiet: bool, as_json: bool,
+    context: click.Context, /, *, wheel: Path | None, recipe: str, use: str, folder: Path | None,
+    out: Path | None, yes: bool, force: bool, offline: bool, quiet: bool, as_json: bool,
 ) -> Result:  # fmt: skip
     """Verify WHEEL for 20 minutes, as 'verify' does, and write a signed report of it for the public table.
 
@@ -64,18 +66,26 @@ def command(
     --run reports a run of 'verify' instead, with any of its options. 'report add' adds reports to a table.
     """
     require_libraries()
+    key = load_report_key(user_data_path("sparkwright") / "reports")  # refused before 20 minutes of work
     with showing_events(quiet=quiet or as_json):
         if folder is not None:
+            refuse_stated(context, "the run in a folder is reported as it was", {"folder", "out", "yes"})
             results = Results(load_run(folder.absolute()), folder.absolute(), ())
         else:
             results = _verified(wheel, recipe, use, offline=offline, force=force)
-        signed = sign_report(_described(results), load_report_key(user_data_path("sparkwright") / "reports"))
+        signed = sign_report(_described(results), key)
     text = json.dumps(to_builtins(signed), indent=1) + "\n"
     click.echo(text, nl=False, err=as_json)
     path = (out or results.folder / NAME).absolute()
-    if not (yes or click.confirm(f"This is all of it. Write it to {path}?", err=as_json)):
-        return Result({"written": False, **to_builtins(signed)}, ["not written"], failure_of(results))
-    with storing(f"writing {path}", instead="name another file: --out FILE"):
+    again = f"sparkwright report --run {shlex.quote(str(results.folder))}"
+    try:
+        agreed = yes or click.confirm(f"This is all of it. Write it to {path}?", err=as_json)
+    except click.Abort as error:
+        raise KeyboardInterrupt(f"{again} shows it again, without verifying") from error
+    if not agreed:
+        parts = ("not written", ("next", f"{again} shows it again"))
+        return Result({"written": False, **to_builtins(signed)}, parts, failure_of(results))
+    with storing(f"writing {path}", instead=f"name another file: {again} --out FILE"):
         write_atomically(path, text.encode())
     told = [
         ("written", f"{path}, signed by key {signed.report.key}"),

@@ -43,6 +43,11 @@ def test_a_run_becomes_a_report_and_a_row_once(
     shown = report("--run", run, "--out", "mine.json", cwd=tmp_path)
     assert '"sparkwright-owner-report"' in shown.stdout
     assert not (tmp_path / "mine.json").exists()
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    unanswered = report("--run", run, cwd=tmp_path)
+    assert unanswered.returncode == 130
+    for one in (shown.stdout, unanswered.stderr):
+        assert f"sparkwright report --run {run}" in one
     done = report("--run", run, "--out", "mine.json", "--yes", cwd=tmp_path)
     text = (tmp_path / "mine.json").read_text()
     assert text in done.stdout
@@ -109,6 +114,24 @@ def test_a_wheel_gets_the_usual_verification(
     assert (run / "owner-report.json").is_file()
     recipe = {"recipe": "qwen3.6-27b-dflash", "use": "many"}
     assert asked == [VerifyOptions(profile="quick", wheel=str(wheel), **recipe)]
+
+
+@pytest.mark.parametrize("words", [("--recipe", "qwen3.6-27b-dflash"), ("--use", "many"), ("mine.whl",)])
+def test_what_a_finished_run_did_not_take_is_not_asked_of_it(
+    tmp_path: Path, run: Path, words: tuple[str, ...]
+) -> None:
+    (tmp_path / "mine.whl").touch()
+    refused = report("--run", run, "--yes", *words, cwd=tmp_path)
+    assert (refused.returncode, sorted(run.glob("owner*"))) == (10, [])
+
+
+def test_a_key_that_others_can_read_is_refused_before_the_work(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report("--run", run, "--yes", cwd=tmp_path)
+    (tmp_path / "data/sparkwright/reports/key.pem").chmod(0o644)
+    monkeypatch.setattr("sparkwright.cli.report.execute", lambda *_, **__: pytest.fail("it verified"))
+    assert report(plain_wheel(tmp_path, "vllm", "0.33.0"), "--yes", cwd=tmp_path).returncode == 21
 
 
 def test_a_run_that_did_not_end_is_not_reported(tmp_path: Path, run: Path) -> None:
