@@ -15,7 +15,7 @@ for platform in aarch64 x86_64; do
     make --quiet wheel PLATFORM="$platform" KERNELS=upstream
 done
 new=false outputs=()
-git fetch --quiet --depth 1 origin "${SITE_BRANCH:-published}" 2>/dev/null && known=yes || known=no
+git fetch --quiet --depth 1 origin "refs/heads/${SITE_BRANCH:-published}" 2>/dev/null && known=yes || known=no
 for wheel in "$dist"/vllm-*.whl; do
     sha256=$(sha256sum "$wheel" | cut -c -64)
     record="wheels/${sha256:0:2}/$sha256/$(basename "$wheel").json"

@@ -27,10 +27,10 @@ rm -rf "$site"
 git worktree prune
 git worktree add --quiet --force --detach "$site" HEAD
 status=0
-git ls-remote --exit-code --heads origin "$branch" >/dev/null || status=$?
+git ls-remote --exit-code origin "refs/heads/$branch" >/dev/null || status=$?
 case $status in
 0)
-    git -C "$site" fetch --quiet --depth 1 origin "$branch"
+    git -C "$site" fetch --quiet --depth 1 origin "refs/heads/$branch"
     git -C "$site" checkout --quiet --detach FETCH_HEAD
     ;;
 2) # the first release

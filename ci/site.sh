@@ -5,9 +5,9 @@ cd "$(dirname "$0")/.."
 rm -rf dist/site
 make --quiet docs
 status=0
-git ls-remote --exit-code --heads origin "${SITE_BRANCH:-published}" >/dev/null || status=$?
+git ls-remote --exit-code origin "refs/heads/${SITE_BRANCH:-published}" >/dev/null || status=$?
 [ "$status" != 2 ] || exit 0 # nothing was released yet
-git fetch --quiet --depth 1 origin "${SITE_BRANCH:-published}"
+git fetch --quiet --depth 1 origin "refs/heads/${SITE_BRANCH:-published}"
 for name in $(git ls-tree --name-only FETCH_HEAD); do
     [ ! -e "dist/site/$name" ] || { echo "documents and branch both have $name" >&2; exit 50; }
 done
