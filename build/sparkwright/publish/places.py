@@ -32,7 +32,7 @@ T = TypeVar("T")
 _KINDS = "the kinds are a folder, file:// and s3://"
 RECORD = ".json"
 """The end of the name of a file beside a wheel's place, which says of which release the wheel is an asset."""
-_ASSET = re.compile(r"(https?)://[\w.:\[\]-]+/[\w./%~+-]+", re.ASCII)
+_ASSET = re.compile(r"(https?)://[\w.-]+(?::\d{1,5})?/[\w./%~+-]+", re.ASCII)
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 # S3 answers 403 for a file that is not there, to those who may not list the bucket.
 _NOT_FOUND = (403, 404, 410)
