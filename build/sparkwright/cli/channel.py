@@ -16,7 +16,7 @@ import click
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import sha256_bytes, sha256_file
-from sparkwright.base.errors import UnknownNameError
+from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.base.text import human_size
 from sparkwright.cli.command import Group, Part, Result, Table
 from sparkwright.cli.options import reading_options, together
@@ -173,7 +173,10 @@ def release(
     say where they are; the index in FOLDER/simple is written over them. Commit and push FOLDER afterwards.
     Repository and token are those in GITHUB_REPOSITORY and GITHUB_TOKEN.
     """
-    del offline
+    if offline and not dry_run:
+        raise ConfigError(
+            f"release {tag} was not made", because="the network is off", next_step="run it without --offline"
+        )
     forge = read_forge()
     with tempfile.TemporaryDirectory(prefix="sparkwright-") as scratch:
         plan = plan_release(folder, tag, forge, files, Path(scratch))

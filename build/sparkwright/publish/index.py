@@ -148,7 +148,7 @@ def publish(
             for name in (*beside, *pages):
                 _require_free(folder, name)
             written = tuple(name for name, data in {**beside, **pages}.items() if _put(folder / name, data))
-            removed = _remove_stale(folder, pages)
+            removed = remove_stale(folder, pages)
     emit("index.published", folder=str(folder), files=len(files), written=len(written), removed=len(removed))
     return PublishedIndex(folder, tuple(files), written, removed)
 
@@ -296,7 +296,7 @@ def _require_free(folder: Path, name: str) -> None:
         )
 
 
-def _remove_stale(folder: Path, pages: Collection[str]) -> tuple[str, ...]:
+def remove_stale(folder: Path, pages: Collection[str]) -> tuple[str, ...]:
     """Remove pages that an earlier `publish` wrote and that are not among *pages*; return their names."""
     removed = []
     for path in sorted((folder / SIMPLE).glob(f"*/{PAGE}")):

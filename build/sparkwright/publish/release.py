@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
 from pathlib import Path
@@ -26,7 +26,7 @@ from sparkwright.base.digests import sha256_file, to_json
 from sparkwright.base.errors import ConfigError, LostRaceError, PublishError, UploadError
 from sparkwright.base.events import task
 from sparkwright.publish.channel import channel_names
-from sparkwright.publish.index import SIMPLE, PublishedFile, all_pages, describe
+from sparkwright.publish.index import SIMPLE, PublishedFile, all_pages, describe, remove_stale
 from sparkwright.publish.places import RECORD
 from sparkwright.publish.repository import read_unverified
 from sparkwright.publish.target import FolderTarget
@@ -79,7 +79,7 @@ class Forge:
     repository: str
     api: str
     web: str
-    token: str
+    token: str = field(repr=False)
     settings: IndexSettings
 
     def url(self, tag: str, name: str) -> str:
@@ -87,7 +87,9 @@ class Forge:
         return f"{self.web}/{self.repository}/releases/download/{quote(tag, safe='')}/{quote(name, safe='')}"
 
     def send(self, tag: str, commit: str, assets: Sequence[Asset]) -> None:
-        """Publish the release *tag* of *commit* with *assets*; what an interrupted run sent is kept.
+        """Publish the release *tag* of *commit* with *assets*.
+
+        Of what an interrupted run sent, the assets that are among *assets* are kept, and others removed.
 
         Raises:
             UploadError: the forge cannot be reached, refuses, or stores other bytes.
@@ -103,10 +105,12 @@ class Forge:
                 because=f"it is published, without {missing[0].name} of SHA-256 {missing[0].sha256}",
                 next_step="use another tag: published releases never change",
             )
+        wanted = {one.name: one for one in assets}
         with task(f"send {tag}", total=sum(one.size for one in missing), unit="bytes") as progress:
+            for name, found in present.items() if release["draft"] else ():
+                if name not in wanted or not _is(found, wanted[name]):  # cut off, or of another build
+                    self._call("DELETE", f"releases/assets/{found['id']}")
             for one in missing:
-                if one.name in present:  # cut off, or of another build
-                    self._call("DELETE", f"releases/assets/{present[one.name]['id']}")
                 address = f"{release['upload_url'].partition('{')[0]}?name={quote(one.name, safe='')}"
                 if not _is(self._call("POST", address, file=one.path), one):
                     raise UploadError(
@@ -200,9 +204,13 @@ def read_forge(environment: Mapping[str, str] | None = None) -> Forge:
     if len([part for part in repository.split("/") if part]) != 2:  # noqa: PLR2004 - owner and name
         because = f"GITHUB_REPOSITORY is {repository!r}"
         raise ConfigError("no repository is named", because=because, next_step="set it to OWNER/NAME")
+    token = found.get("GITHUB_TOKEN", "").strip()
+    if not (token.isascii() and token.isprintable()):  # http.client would show it in its error
+        because = "GITHUB_TOKEN has a character that no header of HTTP can have"
+        raise ConfigError("the forge cannot be asked", because=because, next_step="set it to the token alone")
     api = found.get("GITHUB_API_URL") or "https://api.github.com"
     web = found.get("GITHUB_SERVER_URL") or "https://github.com"
-    return Forge(repository, api, web, found.get("GITHUB_TOKEN", ""), read_settings(found))
+    return Forge(repository, api, web, token, read_settings(found))
 
 
 class ReleasePlan(NamedTuple):
@@ -296,9 +304,14 @@ def pages_of(folder: Path, plan: ReleasePlan) -> dict[str, bytes]:
 
 
 def record_release(folder: Path, plan: ReleasePlan) -> None:
-    """Write the files of `pages_of`, and remove the wheels: each is an asset of a published release."""
+    """Write the files of `pages_of`, and remove the wheels: each is an asset of a published release.
+
+    Pages of projects of which no wheel is listed any more are removed too.
+    """
     with storing(f"writing {folder}", instead="use another folder"):
-        for path, data in pages_of(folder, plan).items():
+        pages = pages_of(folder, plan)
+        for path, data in pages.items():
             write_atomically(folder / path, data)
+        remove_stale(folder, pages)
         for wheel in plan.spent:
             wheel.unlink()

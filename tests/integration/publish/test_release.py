@@ -18,7 +18,14 @@ import wheelkit
 from channel_kit import POLICY, ChannelWorld, now, small_wheel
 from forge import TOKEN, Forge, forge
 
-from sparkwright.base.errors import LostRaceError, PublishError, SignatureError, TamperedError, UploadError
+from sparkwright.base.errors import (
+    ConfigError,
+    LostRaceError,
+    PublishError,
+    SignatureError,
+    TamperedError,
+    UploadError,
+)
 from sparkwright.publish import release as subject
 from sparkwright.publish.evidence import attach
 from sparkwright.publish.keys import load_publisher
@@ -96,6 +103,19 @@ def test_a_wheel_that_was_taken_back_leaves_the_index(world: ChannelWorld, hub: 
     page = (world.published / "simple/vllm/index.html").read_text()
     assert V2.replace("+", "%2B") not in page
     assert V1.replace("+", "%2B") in page
+
+
+def test_a_project_that_no_channel_offers_any_more_loses_its_page(world: ChannelWorld, hub: Forge) -> None:
+    world.promote(V1, "stable")
+    other = wheelkit.plain_wheel(world.dist, "flashinfer_jit_cache", "1.0", modules={"x.py": b""})
+    world.promote_file(world.audited(other), "stable")
+    send(world, hub)
+    page = world.published / "simple/flashinfer-jit-cache/index.html"
+    assert page.exists()
+    world.publisher().rollback("stable", POLICY, now(), to=None, reason="crashes")
+    send(world, hub)
+    assert not page.exists()
+    assert (world.published / "simple/vllm/index.html").exists()
 
 
 @pytest.mark.parametrize("fault", ["cut", 500, 403, "flip"])
@@ -198,9 +218,44 @@ def test_a_token_that_may_not_is_named_and_never_shown(world: ChannelWorld, hub:
     assert kinds(hub) == {"GET"}
 
 
+@pytest.mark.parametrize("ended", ["\nx", "é"])
+def test_a_token_that_no_header_can_have_is_not_shown(ended: str) -> None:
+    environment = {"GITHUB_REPOSITORY": "owner/wheels", "PIP_CONFIG_FILE": "/dev/null"}
+    made = subject.read_forge(
+        {**environment, "GITHUB_TOKEN": f"{TOKEN}\n"}
+    )  # as `echo` writes it into a file
+    assert made.token == TOKEN
+    assert TOKEN not in repr(made)
+    environment["GITHUB_TOKEN"] = TOKEN + ended
+    with pytest.raises(ConfigError, match="GITHUB_TOKEN") as raised:
+        subject.read_forge(environment)
+    assert TOKEN not in f"{raised.value} {raised.value.because}"
+
+
+def test_the_draft_of_a_killed_run_is_published_without_what_that_one_sent(
+    world: ChannelWorld, hub: Forge
+) -> None:
+    world.promote(V1, "stable")
+    hub.faults = [None, "cut"]
+    with pytest.raises(UploadError):
+        send(world, hub, "v1")
+    for wheel in world.published.glob("wheels/*/*/*.whl"):
+        wheel.unlink()  # the tag was moved to a commit that makes another wheel
+    world.promote(V2, "stable")
+    plan = send(world, hub, "v1")
+    assert set(hub.published()) == {one.name for one in plan.assets}
+
+
 @pytest.mark.parametrize(
     "url",
-    ["file:///etc/passwd", "ftp://h/x.whl", "https://h/x.whl --index-url https://evil", "https://u:p@h/x", 5],
+    [
+        "file:///etc/passwd",
+        "ftp://h/x.whl",
+        "https://[h/x.whl",
+        "https://h/x.whl --index-url https://evil",
+        "https://u:p@h/x",
+        5,
+    ],
 )
 def test_an_address_of_another_kind_is_refused(world: ChannelWorld, hub: Forge, url: object) -> None:
     world.promote_file(world.wheel(V1), "stable", requires="")
@@ -248,6 +303,9 @@ def test_the_dry_run_sends_and_changes_nothing(world: ChannelWorld, hub: Forge, 
         "simple/vllm/index.html",
     }
     assert {path: path.stat().st_mtime_ns for path in world.published.rglob("*")} == before
+    assert hub.asked == []
+    offline = subprocess.run([*command, "--offline"], env=environment, check=False, capture_output=True)
+    assert offline.returncode
     assert hub.asked == []
     # Its healthy twin sends what was listed.
     subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
@@ -301,7 +359,7 @@ class Publisher:
 
     @property
     def branch(self) -> str:
-        return self.git("ls-remote", "--heads", "origin", "published")
+        return self.git("ls-remote", "origin", "refs/heads/published")
 
     def run(self, tag: str, *more: str, key: bool = True) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, **self.hub.environment, "CHANNEL_KEY": self.key if key else ""}
@@ -314,7 +372,7 @@ class Publisher:
 
     def deploy(self, world: ChannelWorld) -> None:
         """Serve the branch as the forge's pages."""
-        self.git("fetch", "--quiet", "origin", "published")
+        self.git("fetch", "--quiet", "origin", "refs/heads/published")
         shutil.rmtree(world.published)
         world.published.mkdir()
         tree = subprocess.run(
@@ -334,6 +392,8 @@ def publisher(world: ChannelWorld, hub: Forge) -> Publisher:
 def test_the_script_publishes_what_readers_verify_and_again_changes_nothing(
     world: ChannelWorld, hub: Forge, publisher: Publisher
 ) -> None:
+    # Neither is the branch of the pages.
+    publisher.git("push", "--quiet", "origin", "HEAD:refs/heads/try/published", "HEAD:refs/tags/published")
     dry = publisher.run("v1", "--dry-run")
     assert dry.returncode == 0, dry.stderr
     assert "channels/candidate/timestamp.json" in dry.stdout
