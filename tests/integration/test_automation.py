@@ -99,6 +99,7 @@ def test_of_a_release_each_job_may_do_what_it_needs_and_no_more():
     assert "vars.SPARKWRIGHT_GB10_RUNNER == 'true'" in whole["jobs"]["verify"]["if"]
     assert set(whole[True]) == {"push", "workflow_run"}  # no pull request reaches that machine
     assert "vars.SPARKWRIGHT_RELEASE == 'true'" in whole["jobs"]["build"]["if"]
+    assert "github.ref " in whole["concurrency"]["group"], "a night that waits takes no tag's place"
 
 
 def test_every_action_is_pinned_by_a_commit():
