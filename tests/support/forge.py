@@ -32,6 +32,7 @@ class Forge:
     Attributes:
         asked: method and path of each request.
         faults: what goes wrong with the next upload: ``cut``, ``flip`` or a status; `None` for nothing.
+        headers: what an answer with such a status has besides.
         before_answer: called before each answer, with method and path.
     """
 
@@ -42,6 +43,7 @@ class Forge:
     releases: dict[int, dict] = field(default_factory=dict)
     asked: list[tuple[str, str]] = field(default_factory=list)
     faults: list[str | int | None] = field(default_factory=list)
+    headers: dict[str, str] = field(default_factory=dict)
     before_answer: object = None
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -194,7 +196,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return
         if isinstance(fault, int):
             self.rfile.read(left)
-            self.reply(fault, {"message": "planted"})
+            self.reply(fault, {"message": "planted"}, **forge.headers)
             return
         digest = hashlib.sha256()
         one["files"][key] = {"name": name, "state": "starter", "size": 0}

@@ -171,12 +171,15 @@ class Forge:
         except (requests.RequestException, RefusedFetchError) as error:
             response = getattr(error, "response", None)
             status = response.status_code if response is not None else 0
+            told = response.headers if response is not None else {}
             what = f"{method} {path.partition('?')[0]} failed for {self.repository}"
             if status == 422:  # noqa: PLR2004 - GitHub's for a name that is taken
                 because = "another publisher sent it meanwhile, or it is not taken"
                 raise LostRaceError(what, because=because, next_step=_AGAIN) from error
             step = "check the network; the same command goes on where this one stopped"
-            if status in {401, 403, 404}:
+            if status == 429 or "Retry-After" in told or told.get("X-RateLimit-Remaining") == "0":  # noqa: PLR2004
+                step = "wait some minutes, as the forge limits requests; the same command then goes on"
+            elif status in {401, 403, 404}:
                 step = "check GITHUB_REPOSITORY, and that the token in GITHUB_TOKEN may write contents"
             raise UploadError(what, because=reason_of(error), next_step=step) from error
 

@@ -140,6 +140,26 @@ def test_an_upload_that_fails_publishes_nothing_and_is_gone_on_with(
     assert world.verify("stable", mirror=mirror(hub), wheels="newest").wheels
 
 
+@pytest.mark.parametrize(
+    ("status", "headers", "step"),
+    [
+        (403, {"Retry-After": "60"}, "wait"),
+        (403, {"X-RateLimit-Remaining": "0"}, "wait"),
+        (429, {}, "wait"),
+        (403, {"X-RateLimit-Remaining": "9"}, "may write contents"),
+    ],
+)
+def test_a_forge_that_limits_requests_is_told_from_a_token_that_may_not(
+    world: ChannelWorld, hub: Forge, status: int, headers: dict[str, str], step: str
+) -> None:
+    world.promote(V1, "stable")
+    hub.faults, hub.headers = [status], headers
+    with pytest.raises(UploadError) as raised:
+        send(world, hub)
+    assert step in raised.value.next_step
+    assert hub.published() == {}
+
+
 def test_a_published_release_never_changes(world: ChannelWorld, hub: Forge) -> None:
     world.promote(V1, "stable")
     send(world, hub, "v1")
