@@ -20,6 +20,7 @@ from sparkwright.base.errors import (
     MissingEvidenceError,
     ReplayedReportError,
     SparkwrightError,
+    StorageError,
     TamperedError,
     UntrustedKeyError,
 )
@@ -278,6 +279,34 @@ def test_what_cannot_be_compared_has_rows_of_its_own(tmp_path: Path, changes: Ma
     ]
     add_reports(table, paths, KEYS)
     assert [one["reports"] for one in rows(table)] == [1, 1]
+
+
+def test_a_row_tells_what_failed_and_disturbed_in_whatever_order_reports_come(tmp_path: Path) -> None:
+    changes = {"checks": {"boot": "pass", "sweep": "fail"}, "levels": [{**LEVEL, "disturbed": True}]}
+    one, other = (
+        written(tmp_path / "a.json", signed()),
+        written(tmp_path / "b.json", signed(run="2" * 64, made="2026-11-19", **changes)),
+    )
+    add_reports(tmp_path / "table", [one, other], KEYS)
+    add_reports(tmp_path / "again", [other, one], KEYS)
+    assert (tmp_path / "table" / TABLE).read_bytes() == (tmp_path / "again" / TABLE).read_bytes()
+    (row,) = rows(tmp_path / "table")
+    assert (row["drivers"], row["failed-checks"], row["levels"][0]["disturbed"]) == (
+        ["580.95.05"],
+        ["sweep"],
+        True,
+    )
+    assert (row["from"], row["to"]) == ("2026-11-19", "2026-11-20")
+
+
+def test_a_table_that_is_none_or_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    (tmp_path / TABLE).write_text("[")
+    with pytest.raises(ConfigError):
+        add_reports(tmp_path, [], KEYS)
+    (tmp_path / TABLE).unlink()
+    (tmp_path / TABLE).mkdir()
+    with pytest.raises(StorageError):
+        add_reports(tmp_path, [], KEYS)
 
 
 def test_the_page_escapes_what_it_shows(tmp_path: Path) -> None:

@@ -65,6 +65,13 @@ def test_without_a_card_the_machine_says_what_served() -> None:
     assert owner_machine(of(healthy(), simulator="k=7"))["kind"] == "simulator"
 
 
+@pytest.mark.parametrize(
+    ("told", "card"), [("NVIDIA <b>GB10</b>\x1b", "NVIDIA bGB10b"), ("", "unknown"), ("/", "unknown")]
+)
+def test_a_card_is_named_in_letters_and_digits(told: str, card: str) -> None:
+    assert owner_machine(of(healthy(), **{**CARD, "card-name": told}))["card"] == card
+
+
 def test_words_of_a_server_are_signed_in_no_report() -> None:
     with pytest.raises(ConfigError):
         report(of(hostile(), **CARD))
