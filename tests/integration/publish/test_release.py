@@ -162,6 +162,10 @@ def test_a_forge_that_limits_requests_is_told_from_a_token_that_may_not(
 
 def test_a_published_release_never_changes(world: ChannelWorld, hub: Forge) -> None:
     world.promote(V1, "stable")
+    older = {"draft": False, "files": {}}
+    hub.releases = {
+        id_: {"id": id_, "tag_name": f"v0.{id_}", **older} for id_ in range(1, 101)
+    }  # a whole page
     send(world, hub, "v1")
     before = hub.published()
     world.promote(V2, "stable")
@@ -181,6 +185,37 @@ def test_other_bytes_under_a_released_name_are_refused_before_anything_is_sent(
     with pytest.raises(PublishError, match="was released with SHA-256"):
         send(world, hub, "v2")
     assert hub.asked == []
+
+
+@pytest.mark.parametrize(("size", "because"), [(2 << 30, "2 GiB"), (1, "one name")])
+def test_files_that_cannot_be_assets_are_refused_before_anything_is_sent(
+    world: ChannelWorld, hub: Forge, size: int, because: str
+) -> None:
+    world.promote(V1, "stable")
+    files = [world.folder / name / "x.json" for name in ("a", "b")][: 1 if size > 1 else 2]
+    for path in files:
+        path.parent.mkdir()
+        path.touch()
+        os.truncate(path, size)
+    with pytest.raises(PublishError) as raised:
+        send(world, hub, "v1", *files)
+    assert because in raised.value.because
+    assert hub.asked == []
+
+
+def test_a_question_that_is_cut_off_is_asked_again(world: ChannelWorld, hub: Forge) -> None:
+    world.promote(V1, "stable")
+    cut: list[str] = []
+
+    def once(method: str, path: str) -> None:
+        if method not in cut and method != "POST":
+            cut.append(method)
+            raise ConnectionResetError
+
+    hub.before_answer = once
+    send(world, hub)
+    assert cut == ["GET", "PATCH"]
+    assert len(hub.published()) == 2
 
 
 def test_of_two_publishers_of_one_tag_one_is_told(world: ChannelWorld, hub: Forge) -> None:
