@@ -20,7 +20,7 @@ for wheel in "$dist"/vllm-*.whl; do
     sha256=$(sha256sum "$wheel" | cut -c -64)
     record="wheels/${sha256:0:2}/$sha256/$(basename "$wheel").json"
     [ "$known" = yes ] && git cat-file -e "FETCH_HEAD:$record" 2>/dev/null || new=true
-    unzip -p "$wheel" '*.dist-info/sboms/*.json' >"$wheel.cdx.json"
+    unzip -p "$wheel" '*.dist-info/sboms/sparkwright.cdx.json' >"$wheel.cdx.json"
     machine=${wheel%.whl}
     outputs+=("${machine##*_2_28_}=$(basename "$wheel")")
 done

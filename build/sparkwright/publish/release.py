@@ -120,7 +120,8 @@ class Forge:
                     )
                 progress.advance(one.size)
         if release["draft"]:
-            self._call("PATCH", f"releases/{release['id']}", json={"draft": False})
+            body = {"draft": False, "target_commitish": commit}  # the draft may be of an earlier commit
+            self._call("PATCH", f"releases/{release['id']}", json=body)
 
     def _release(self, tag: str, commit: str) -> dict[str, Any]:
         """Return the release of *tag*: the published one, the first draft, or a new one."""

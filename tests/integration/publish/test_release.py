@@ -297,8 +297,11 @@ def test_the_draft_of_a_killed_run_is_published_without_what_that_one_sent(
     for wheel in world.published.glob("wheels/*/*/*.whl"):
         wheel.unlink()  # the tag was moved to a commit that makes another wheel
     world.promote(V2, "stable")
+    for release in hub.releases.values():
+        release["target_commitish"] = "of the killed run"
     plan = send(world, hub, "v1")
     assert set(hub.published()) == {one.name for one in plan.assets}
+    assert [release["target_commitish"] for release in hub.releases.values()] == ["main"]
 
 
 @pytest.mark.parametrize(
