@@ -92,7 +92,7 @@ class ReportedLevel(Model, frozen=True):
 
 
 class OwnerReport(Model, frozen=True):
-    """What was measured, on what.
+    """The figures of one run, and the machine, wheel and recipe that they are of.
 
     Attributes:
         made: day of the run, in UTC.

@@ -90,7 +90,8 @@ class HttpMirror:
     def address(self, path: str) -> str:
         """Return the address of *path* with the credentials that it is asked for with.
 
-        A wheel may be an asset of a release: nobody signs where, as its bytes are compared with their digest.
+        A wheel may be an asset of a release. Its address is not signed: its bytes are compared with the
+        digest, which is.
 
         Raises:
             SignatureError: the file that says where is damaged, or names another kind of address.

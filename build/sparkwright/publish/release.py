@@ -218,7 +218,7 @@ def read_forge(environment: Mapping[str, str] | None = None) -> Forge:
 
 
 class ReleasePlan(NamedTuple):
-    """What a release sends: nothing if all wheels are released already.
+    """The assets that a release sends; none if every wheel was released before.
 
     Attributes:
         records: the file that says where a wheel is, by its path in the folder.

@@ -63,7 +63,7 @@ def add_reports(folder: Path, paths: Iterable[Path], keys: Collection[str]) -> A
     """Add the reports at *paths* to the table in *folder*; *keys* are those that channels list.
 
     One that is refused stops no other. A report of a run that an unverified one claims is added in its place
-    if it is itself verified: nobody keeps it out by a copy under another key.
+    if it is itself verified, so that a copy under another key cannot keep it out.
 
     Raises:
         TamperedError: a report in the table is not as it was signed.

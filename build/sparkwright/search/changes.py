@@ -182,7 +182,7 @@ def _applied_carries(
     leading, other = (after, before) if REORDERED in applied else (before, after)
     order = _woven([name for name in leading if name in chosen], [name for name in other if name in chosen])
     requires = {name: chosen.keys() & set(chosen[name].spec.requires) for name in order}
-    with contextlib.suppress(DependencyOrderError):  # whoever merges the candidate refuses it
+    with contextlib.suppress(DependencyOrderError):  # merging the candidate refuses the cycle
         order = list(in_order(requires, order.index))
     return tuple(chosen[name] for name in order)
 

@@ -1,4 +1,4 @@
-"""What an owner's report takes of a run, and what it leaves out."""
+"""An owner's report has what was measured, and nothing personal."""
 
 import json
 from dataclasses import replace

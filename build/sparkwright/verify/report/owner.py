@@ -1,4 +1,4 @@
-"""What an owner's report tells of a run: figures, verdicts, our own names, and the kind of machine."""
+"""Describe a run for an owner's report: figures, verdicts, names of ours, and the kind of machine."""
 
 from __future__ import annotations
 
