@@ -125,7 +125,7 @@ class Home:
     inputs: Inputs
 
 
-def make_home(folder: Path, url: str, hosts: list[Host], *, keep_going: bool = False) -> Home:
+def make_home(folder: Path, url: str, hosts: list[Host]) -> Home:
     """Return the machine that builds on *hosts*, with an empty store of its own."""
     folder.mkdir()
     remote = RemoteTier(RemoteSettings(url=url, key_file=folder / "key.pem")) if url else None
@@ -140,7 +140,7 @@ def make_home(folder: Path, url: str, hosts: list[Host], *, keep_going: bool = F
     address = ClusterAddress(name, tuple(parse_host(host.sshd.host) for host in hosts))
     elsewhere = partial(compile_elsewhere, Cluster(address=address, store=store)) if hosts else None
     inputs = make_inputs(repository, folder)
-    builder = replace(builder, lock=lock, native=lock.native, elsewhere=elsewhere, keep_going=keep_going)
+    builder = replace(builder, lock=lock, native=lock.native, elsewhere=elsewhere)
     return Home(repository, builder, inputs)
 
 

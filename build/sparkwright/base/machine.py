@@ -48,14 +48,12 @@ class MachineSnapshot:
     Attributes:
         available_mib: memory that is available without swapping.
         pressure: memory pressure; `None` where the kernel does not measure it.
-        oom_kills: processes that the kernel killed for want of memory since it started, if it counts them.
     """
 
     cores: int
     total_mib: int
     available_mib: int
     pressure: Pressure | None = None
-    oom_kills: int | None = None
 
 
 def look(root: Path = _ROOT, *, affinity: int | None = None) -> MachineSnapshot:
@@ -80,7 +78,6 @@ def look(root: Path = _ROOT, *, affinity: int | None = None) -> MachineSnapshot:
         pressure=Pressure(max(p.some for p in pressures), max(p.full for p in pressures))
         if pressures
         else None,
-        oom_kills=_counter(root / "proc/vmstat", "oom_kill"),
     )
 
 

@@ -46,7 +46,6 @@ _OPEN = " (not compiled ahead: its arguments are not known)"
     "--platform", default=DEFAULT_PLATFORM, show_default=True, help="The machine that the wheel is for."
 )
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Most compilers at once.")
-@click.option("--keep-going", "-k", is_flag=True, help="Compile the other units when one fails.")
 @out_option
 @taking("series")
 @run_in_session
@@ -59,7 +58,6 @@ def companion_command(
     arch: str,
     platform: str,
     jobs: int | None,
-    keep_going: bool,
     out: Path | None,
 ) -> Result:
     """Compile FlashInfer's kernels ahead of time into a wheel, so that no request waits for a compiler.
@@ -81,7 +79,6 @@ def companion_command(
         python=prepare_environment(session.store, offline=session.offline),
         logs=session.checkout.folder / WORK / "companion",
         jobs=jobs,
-        keep_going=keep_going,
     )
     folder = dist_folder(session.checkout.folder, out).absolute()
     wheel, passed = make_companion(job, folder)

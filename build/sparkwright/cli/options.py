@@ -98,7 +98,6 @@ _COMPILING = (
         type=click.IntRange(min=1),
         help="Most compilers at once; by default as many as cores and memory allow.",
     ),
-    click.option("--keep-going", "-k", is_flag=True, help="Compile the other units when one fails."),
     click.option(
         "--isolate",
         is_flag=True,

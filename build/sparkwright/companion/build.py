@@ -187,7 +187,6 @@ class CompanionJob:
         python: interpreter for generators; see `GeneratorSite`.
         logs: folder for one log a unit.
         jobs: most compilers at once; by default as many as cores and memory allow.
-        keep_going: whether to compile the other units when one fails.
     """
 
     access: Access
@@ -198,7 +197,6 @@ class CompanionJob:
     python: Path
     logs: Path
     jobs: int | None = None
-    keep_going: bool = False
 
 
 @dataclass(frozen=True)
@@ -247,7 +245,6 @@ def compile_kernels(job: CompanionJob) -> CompiledKernels:
         native=require_native(job.lock),
         logs=job.logs,
         jobs=job.jobs,
-        keep_going=job.keep_going,
     )
     inputs = Inputs(tree=tree, sources={}, toolchain=toolchain, target=target)
     listed = dict(zip((one.name for one in described.modules), job.modules, strict=True))

@@ -68,7 +68,6 @@ class Builder:
     native: NativePin
     logs: Path
     jobs: int | None = None
-    keep_going: bool = False
     isolation: tuple[str, ...] = ()
     elsewhere: CompileElsewhere | None = None
 
@@ -265,17 +264,7 @@ def _compile(
         )
         for unit in units
     ]
-    done = run_jobs(jobs, on_done=keep, limits=plan.limits, keep_going=builder.keep_going)
-    emit(
-        "native.compiled",
-        units=len(done.finished),
-        seconds=round(done.seconds, 1),
-        cpu_seconds=round(done.cpu_seconds, 1),
-        peak_mib=done.peak_mib,
-        jobs=done.most_jobs,
-        stopped=done.stopped,
-        retried=done.retried,
-    )
+    run_jobs(jobs, on_done=keep, limits=plan.limits)
     return objects
 
 

@@ -26,7 +26,6 @@ from sparkwright.native.schedule import (
     decide,
     in_order,
     pace,
-    plan_jobs,
     time_left,
     too_large,
 )
@@ -70,38 +69,16 @@ class Finished:
     attempts: int = 1
 
 
-@dataclass(frozen=True)
-class CompileReport:
-    """The result of `run_jobs`.
-
-    Attributes:
-        finished: units that compiled, in the order of their ends.
-        cpu_seconds: CPU time of all compilers that ended by themselves.
-        peak_mib: most resident memory of all compilers together.
-        stopped: units that were stopped because memory was short, and done again.
-        retried: units that ran out of memory and were tried again alone.
-    """
-
-    finished: tuple[Finished, ...]
-    seconds: float
-    cpu_seconds: float
-    peak_mib: int
-    most_jobs: int
-    stopped: tuple[str, ...] = ()
-    retried: tuple[str, ...] = ()
-
-
 def run_jobs(
     jobs: Sequence[CompileJob],
     *,
     on_done: Callable[[Finished], None],
-    limits: JobLimits | None = None,
-    keep_going: bool = False,
+    limits: JobLimits,
     machine: Callable[[], MachineSnapshot] = look,
     nice: int = _NICE,
     patience_s: float = _PATIENCE_S,
     settle_s: float = _SETTLE_S,
-) -> CompileReport:
+) -> None:
     """Compile *jobs*.
 
     The first unit that fails keeps further ones from being started; those under way end and are kept.
@@ -109,8 +86,7 @@ def run_jobs(
     Args:
         jobs: the units to compile, in any order.
         on_done: called in this thread with each unit as soon as its object is whole, to store it.
-        limits: resources that may be used; by default those that `plan_jobs` computes.
-        keep_going: compile the other units when one fails.
+        limits: resources that may be used.
         machine: returns a snapshot of the machine.
         nice: niceness of compilers, relative to this process.
         patience_s: longest wait for memory while nothing runs.
@@ -124,13 +100,9 @@ def run_jobs(
     """
     if doubled := [name for name, count in Counter(job.name for job in jobs).items() if count > 1]:
         raise ValueError(f"units of the same name: {doubled}")
-    now = machine()
-    if limits is None:
-        limits = plan_jobs([Waiting(job.name, job.expected) for job in jobs], now).limits
-    if now.pressure is None and jobs:
+    if machine().pressure is None and jobs:
         warn("this kernel does not measure memory pressure: available memory alone decides when units start")
-    build = _Build(on_done, limits, machine, keep_going, nice, patience_s, settle_s)
-    return build.run(jobs)
+    _Build(on_done, limits, machine, nice, patience_s, settle_s).run(jobs)
 
 
 @dataclass
@@ -153,7 +125,6 @@ class _Compiler:
 
     work: _Work
     process: Running
-    before: MachineSnapshot
     resident_mib: int = 0
     peak_mib: int = 0
 
@@ -174,7 +145,6 @@ class _Build:
     on_done: Callable[[Finished], None]
     limits: JobLimits
     machine: Callable[[], MachineSnapshot]
-    keep_going: bool
     nice: int
     patience_s: float
     settle_s: float
@@ -192,7 +162,7 @@ class _Build:
     starved_at: float | None = None
     decision: Decision = field(default_factory=Decision)
 
-    def run(self, jobs: Sequence[CompileJob]) -> CompileReport:
+    def run(self, jobs: Sequence[CompileJob]) -> None:
         started = time.monotonic()
         self.waiting = {job.name: _Work(job, job.expected) for job in jobs}
         self.cap = self.limits.jobs
@@ -204,14 +174,15 @@ class _Build:
                     self._kill(compiler)
             if self.failures:
                 raise error_of(self.failures)
-        return CompileReport(
-            finished=tuple(self.finished),
-            seconds=time.monotonic() - started,
-            cpu_seconds=sum(one.cost.seconds for one in self.finished),
+        emit(
+            "native.compiled",
+            units=len(self.finished),
+            seconds=round(time.monotonic() - started, 1),
+            cpu_seconds=round(sum(one.cost.seconds for one in self.finished), 1),
             peak_mib=self.peak_mib,
-            most_jobs=self.most_jobs,
-            stopped=tuple(self.stopped),
-            retried=tuple(self.retried),
+            jobs=self.most_jobs,
+            stopped=self.stopped,
+            retried=self.retried,
         )
 
     def _loop(self, shown: Task) -> None:
@@ -272,15 +243,11 @@ class _Build:
             work.alone = True
             self.waiting[work.job.name] = work
             return
-        after = self.machine() if found.cause == "memory" else None
-        self._give_up(
-            CompileFailure(work.job.name, work.job.log, found, compiler.peak_mib, compiler.before, after)
-        )
+        self._give_up(CompileFailure(work.job.name, work.job.log, found, compiler.peak_mib))
 
     def _give_up(self, failure: CompileFailure) -> None:
         self.failures.append(failure)
-        # With a full disk or without a compiler every further unit fails.
-        self.ending |= not self.keep_going or failure.diagnosis is None or failure.diagnosis.cause == "disk"
+        self.ending = True
         emit("compile.failed", unit=failure.unit, log=str(failure.log), because=failure.detail)
 
     def _kill(self, compiler: _Compiler) -> None:
@@ -310,12 +277,12 @@ class _Build:
             )
             if not self.decision.start:
                 break
-            self._start(self.waiting.pop(self.decision.start), now)
+            self._start(self.waiting.pop(self.decision.start))
         if self.decision.stop:
             self._stop(self.running[self.decision.stop], now)
         self._wait_for_memory(now)
 
-    def _start(self, work: _Work, now: MachineSnapshot) -> None:
+    def _start(self, work: _Work) -> None:
         job = work.job
         with storing(f"starting the compiler for {job.name}"):
             for path in (job.output, job.log):
@@ -334,7 +301,7 @@ class _Build:
             except ToolError as error:
                 self._give_up(CompileFailure(job.name, job.log, error=error))
                 return
-        self.running[job.name] = _Compiler(work, process, now)
+        self.running[job.name] = _Compiler(work, process)
         self.most_jobs = max(self.most_jobs, len(self.running))
         emit("compile.started", unit=job.name, log=str(job.log), pid=process.pid, attempt=work.attempts)
 

@@ -17,7 +17,6 @@ from sparkwright.base.errors import (
     StorageError,
     ToolError,
 )
-from sparkwright.base.machine import MachineSnapshot
 from sparkwright.native.schedule import gib
 
 Cause = Literal["refused", "no-output", "memory", "disk"]
@@ -125,15 +124,12 @@ class CompileFailure:
 
     Attributes:
         diagnosis: the cause; `None` if its compiler could not be started.
-        after: the machine when it had failed, if it failed for want of memory.
     """
 
     unit: str
     log: Path
     diagnosis: Diagnosis | None = None
     peak_mib: int = 0
-    before: MachineSnapshot | None = None
-    after: MachineSnapshot | None = None
     error: ToolError | None = None
 
     @property
@@ -159,7 +155,7 @@ def error_of(failures: Sequence[CompileFailure]) -> SparkwrightError:
                 next_step=f"free some space on the disks of the build and of the temporary folder; {_KEPT}",
             )
         case "memory":
-            lines[0] = f"{first.diagnosis.detail}; {_memory(first)}"
+            lines[0] = f"{first.diagnosis.detail}; it used up to {gib(first.peak_mib)} GiB"
             return NotEnoughMemoryError(
                 f"{first.unit} was not compiled: memory ran out, even with nothing else running",
                 because="\n".join(lines),
@@ -170,19 +166,3 @@ def error_of(failures: Sequence[CompileFailure]) -> SparkwrightError:
             return CompileError(
                 f"{first.unit} was not compiled", because="\n".join(lines), next_step=f"read its log; {_KEPT}"
             )
-
-
-def _memory(failure: CompileFailure) -> str:
-    """Return the memory figures of a unit that ran out of memory, as a clause."""
-    parts = [f"it used up to {gib(failure.peak_mib)} GiB"]
-    if (before := failure.before) is not None:
-        parts.append(f"{gib(before.available_mib)} of {gib(before.total_mib)} GiB were available before")
-        after = failure.after
-        if after is not None and None not in {before.oom_kills, after.oom_kills}:
-            kills = (after.oom_kills or 0) - (before.oom_kills or 0)
-            parts.append(
-                f"the kernel killed {kills} processes for want of memory meanwhile"
-                if kills
-                else "the kernel itself killed nothing for want of memory meanwhile: a daemon or a person did"
-            )
-    return "; ".join(parts)

@@ -277,7 +277,6 @@ def builder_of(job: Job) -> Builder:
         native=require(job.native),
         logs=job.checkout.folder / ".sparkwright" / "compile",
         jobs=job.options.compiling.jobs,
-        keep_going=job.options.compiling.keep_going,
         isolation=isolated(()) if job.options.compiling.isolate else (),
         elsewhere=None if job.cluster is None else partial(compile_elsewhere, job.cluster),
     )

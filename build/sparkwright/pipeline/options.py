@@ -48,7 +48,6 @@ class CompileOptions:
     """
 
     jobs: int | None = None
-    keep_going: bool = False
     isolate: bool = False
     cluster: str = ""
 

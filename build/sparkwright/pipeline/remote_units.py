@@ -78,7 +78,6 @@ def compile_elsewhere(  # noqa: PLR0917 - as `CompileElsewhere`
     store = cluster.store
     by_name = {unit.name: unit for unit in units}
     objects: dict[str, str] = {}
-    failures: list[SparkwrightError] = []
 
     def take(done: Done) -> bool:
         """Take the objects of a batch; return if all of it is there, and of the files here."""
@@ -93,10 +92,7 @@ def compile_elsewhere(  # noqa: PLR0917 - as `CompileElsewhere`
         if unit.output in objects:
             return True
         if made.error:
-            failures.append(_failure(builder.logs, made, machine))
-            if not builder.keep_going:
-                raise failures[0]
-            return True
+            raise _failure(builder.logs, made, machine)
         # Of a repeated unit the object is the same, and it may have been missing the first time.
         if store.find_file(made.sha256, size=made.size, fresh=True) is None:
             return False
@@ -120,8 +116,6 @@ def compile_elsewhere(  # noqa: PLR0917 - as `CompileElsewhere`
     sent = _tasks(cluster.store, builder, inputs, known, units, expected=expected)
     batches = {one.name: names for one, names in sent}
     cluster.run([one for one, _ in sent], take, title="compile", unit="batches")
-    if failures:
-        raise failures[0]
     return objects
 
 

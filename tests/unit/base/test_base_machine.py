@@ -36,7 +36,6 @@ def test_a_machine_without_limits(root: Path) -> None:
     found = look(root, affinity=6)
     assert (found.cores, found.total_mib, found.available_mib) == (6, 64, 32)
     assert found.pressure is None
-    assert found.oom_kills is None
 
 
 def test_the_affinity_is_respected(root: Path) -> None:
@@ -115,11 +114,6 @@ def test_pressure_that_cannot_be_read_is_none(root: Path, text: str) -> None:
     (root / "proc/pressure/memory").unlink()
     (root / "proc/pressure/memory").mkdir()  # a read of it fails, as with psi=0
     assert look(root).pressure is None
-
-
-def test_the_kernels_kills_are_counted(root: Path) -> None:
-    write(root, "proc/vmstat", "nr_free_pages 5\noom_kill 3\noom_kill_other 9\n")
-    assert look(root).oom_kills == 3
 
 
 def test_pressure_reaches_another_in_either_respect() -> None:
