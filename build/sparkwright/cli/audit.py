@@ -286,4 +286,6 @@ def _counts(tally: Tally) -> list[str]:
 
 
 def _shares(tally: Tally) -> str:
-    return ", ".join(f"{tally.share(kind):.1%} {kind}" for kind in KernelClass if tally.count(kind))
+    return ", ".join(
+        f"{tally.count(kind) / tally.total:.1%} {kind}" for kind in KernelClass if tally.count(kind)
+    )

@@ -354,13 +354,15 @@ def extension_key(
     *rules* are all else that decides command lines: the rules' numbers, flags, options. Of *native_blobs*,
     ids by path, those count that CMake reads.
     """
-    return Extension.key_of(
-        name=name,
-        rules=rules,
-        files=sorted((path, blob) for path, blob in native_blobs.items() if read_by_cmake(path)),
-        sources=sorted((source, inputs.sources[source].tree) for source in sources_of(spec, pins)),
-        toolchain=inputs.toolchain.key,
-        target=[inputs.target.machine, inputs.target.arch],
+    return digest_of(
+        {
+            "name": name,
+            "rules": rules,
+            "files": sorted((path, blob) for path, blob in native_blobs.items() if read_by_cmake(path)),
+            "sources": sorted((source, inputs.sources[source].tree) for source in sources_of(spec, pins)),
+            "toolchain": inputs.toolchain.key,
+            "target": [inputs.target.machine, inputs.target.arch],
+        }
     )
 
 

@@ -114,7 +114,9 @@ def parse_dump(pieces: Iterable[bytes]) -> DeviceCode:
             else:
                 arch = "compute_" + found[2].decode().removeprefix("sm_")
                 ptx[arch] += 1
-    return DeviceCode(cubins=_sorted(cubins), ptx=_sorted(ptx), kernels=_grouped(holders))
+    return DeviceCode(
+        cubins=dict(sorted(cubins.items())), ptx=dict(sorted(ptx.items())), kernels=_grouped(holders)
+    )
 
 
 def _blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
@@ -126,10 +128,6 @@ def _blocks(pieces: Iterable[bytes]) -> Iterator[bytes]:
         yield whole[:cut]
         rest = whole[cut:]
     yield rest + b"\n"
-
-
-def _sorted(counts: Mapping[str, int]) -> dict[str, int]:
-    return dict(sorted(counts.items()))
 
 
 def _grouped(holders: Mapping[str, set[str]]) -> tuple[KernelGroup, ...]:
@@ -162,21 +160,12 @@ class KernelClass(StrEnum):
     """Nothing of it runs on the card."""
 
 
-@dataclass(frozen=True)
-class _Capability:
-    """A compute capability; its suffix names the features beyond the common ones."""
-
-    major: int
-    minor: int
-    suffix: str
-
-
-def _parse(arch: str) -> tuple[str, _Capability]:
+def _parse(arch: str) -> tuple[str, tuple[int, int], str]:
+    """Return if *arch* is a cubin's or PTX's, its compute capability, and the suffix for its features."""
     found = _ARCH.fullmatch(arch)
     if found is None:
         raise BinaryError("a kernel cannot be judged", because=f"{arch!r} is no known architecture")
-    kind, major, minor, suffix = found.groups()
-    return kind, _Capability(int(major), int(minor), suffix)
+    return found[1], (int(found[2]), int(found[3])), found[4]
 
 
 def class_of(arch: str, target: str) -> KernelClass:
@@ -203,21 +192,19 @@ def class_of(arch: str, target: str) -> KernelClass:
     Raises:
         BinaryError: either is no architecture.
     """
-    kind, code = _parse(arch)
-    _, card = _parse("sm_" + target.replace(".", ""))
-    same = (code.major, code.minor) == (card.major, card.minor)
-    earlier = code.major == card.major and code.minor <= card.minor
-    if code.suffix == "a":
-        runs = same
-    elif code.suffix == "f" or kind == "sm":
-        runs = earlier
+    kind, code, suffix = _parse(arch)
+    _, card, _ = _parse("sm_" + target.replace(".", ""))
+    if suffix == "a":
+        runs = code == card
+    elif suffix == "f" or kind == "sm":
+        runs = code <= card and code[0] == card[0]
     else:
-        runs = (code.major, code.minor) <= (card.major, card.minor)
+        runs = code <= card
     if not runs:
         return KernelClass.NONE
     if kind == "compute":
         return KernelClass.PTX
-    return KernelClass.NATIVE if same else KernelClass.FAMILY
+    return KernelClass.NATIVE if code == card else KernelClass.FAMILY
 
 
 def best_class(arches: Iterable[str], target: str) -> KernelClass:
@@ -245,14 +232,9 @@ class Tally:
         """Tell if there are kernels, and none of them can run."""
         return self.total > 0 and self.none == self.total
 
-    def share(self, kind: KernelClass) -> float:
-        """Return the share of all kernels that is of class *kind*, between 0 and 1; 0 without kernels."""
-        return self.count(kind) / self.total if self.total else 0.0
-
     def count(self, kind: KernelClass) -> int:
         """Return the number of kernels of class *kind*."""
-        counts = (self.native, self.family, self.ptx, self.none)
-        return dict(zip(KernelClass, counts, strict=True))[kind]
+        return int(getattr(self, kind.name.lower()))
 
     def __add__(self, other: Tally) -> Tally:
         """Return the sum of both."""

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Literal
 
 from sparkwright.base.config import Model
-from sparkwright.base.digests import digest_of
 
 WORK = "{work}"
 """Placeholder for the work folder of a build in commands and keys."""
@@ -182,8 +181,3 @@ class Extension(Model, frozen=True):
     sha256: str
     size: int
     arches: dict[str, int]
-
-    @staticmethod
-    def key_of(**inputs: object) -> str:
-        """Return the native key over *inputs*."""
-        return digest_of(inputs)

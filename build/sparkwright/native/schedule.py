@@ -24,7 +24,8 @@ from sparkwright.store.paths import Store
 _OVERDUE = 0.1
 """The expected remaining time of a unit that is overdue, as a share of its time so far."""
 
-# systemd-oomd and lmkd act at about the second; both are made for interactive machines.
+# Memory pressure at which nothing is started while anything runs, and at which the youngest of several units
+# is stopped. systemd-oomd and lmkd act at about the second; both are made for interactive machines.
 HIGH = Pressure(some=20, full=5)
 CRITICAL = Pressure(some=60, full=25)
 
@@ -58,17 +59,10 @@ class Active:
 
 @dataclass(frozen=True)
 class JobLimits:
-    """The resources that a build may use.
-
-    Attributes:
-        high: memory pressure at which nothing is started while anything runs.
-        critical: memory pressure at which the youngest of several units is stopped.
-    """
+    """The resources that a build may use."""
 
     jobs: int
     reserve_mib: int
-    high: Pressure = HIGH
-    critical: Pressure = CRITICAL
 
 
 @dataclass(frozen=True)
@@ -115,7 +109,7 @@ def decide(
         may_stop: whether a unit may be stopped; not right after another was, since pressure is an average.
     """
     pressure = machine.pressure or Pressure()
-    if len(running) > 1 and may_stop and pressure.reaches(limits.critical):
+    if len(running) > 1 and may_stop and pressure.reaches(CRITICAL):
         youngest = min(running, key=lambda unit: (unit.elapsed, unit.name))
         return Decision(stop=youngest.name, hold="pressure", reason=f"memory pressure: {pressure}")
     if not waiting:
@@ -124,7 +118,7 @@ def decide(
         return Decision(hold="alone", reason="a unit runs that needs all memory for itself")
     if len(running) >= limits.jobs:
         return Decision(hold="jobs", reason=f"{len(running)} of {limits.jobs} jobs run")
-    if running and pressure.reaches(limits.high):
+    if running and pressure.reaches(HIGH):
         return Decision(hold="pressure", reason=f"memory pressure: {pressure}")
     return _first_that_fits(in_order(waiting), running, machine, limits)
 
@@ -172,38 +166,29 @@ def plan_jobs(
     machine: MachineSnapshot,
     *,
     jobs: int | None = None,
-    reserve_mib: int | None = None,
 ) -> Plan:
-    """Return the number of units to compile at once.
-
-    *jobs* are as many as there are cores by default.
+    """Return the number of units to compile at once: *jobs*, or as many as there are cores, at most.
 
     Raises:
         NotEnoughMemoryError: not even the largest unit alone fits.
     """
     wanted = max(1, machine.cores if jobs is None else jobs)
-    reserve = default_reserve_mib(machine) if reserve_mib is None else reserve_mib
-    limits = JobLimits(jobs=wanted, reserve_mib=reserve)
+    limits = JobLimits(jobs=wanted, reserve_mib=default_reserve_mib(machine))
     if not units:
         return Plan(limits, 0, "there is nothing to compile", 0.0)
-    free_mib = machine.available_mib - reserve
+    free_mib = machine.available_mib - limits.reserve_mib
     largest = max(units, key=lambda unit: (unit.expected.mib, unit.name))
     if largest.expected.mib > free_mib:
         raise too_large(largest, machine, limits)
     fit = max(1, int(free_mib / _typical_mib(units)))
     chosen = min(wanted, fit, len(units))
-    return Plan(limits, chosen, _why(chosen, wanted, fit, free_mib, units), time_left(units, (), chosen))
-
-
-def _why(chosen: int, wanted: int, fit: int, free_mib: int, units: Sequence[Waiting]) -> str:
-    if chosen == wanted:
-        return ""
-    if chosen == fit:
+    why = ""
+    if chosen < wanted and chosen < fit:
+        why = f"there are {len(units)} units"
+    elif chosen < wanted:
         typical = gib(_typical_mib(units))
-        return (
-            f"memory: {gib(free_mib)} GiB free, a unit is expected to take {typical} (cores: {wanted} jobs)"
-        )
-    return f"there are {len(units)} units"
+        why = f"memory: {gib(free_mib)} GiB free, a unit is expected to take {typical} (cores: {wanted} jobs)"
+    return Plan(limits, chosen, why, time_left(units, (), chosen))
 
 
 def _typical_mib(units: Sequence[Waiting]) -> float:
@@ -303,8 +288,7 @@ class UnitCosts:
     def learned(self, name: str) -> Cost | None:
         """Return the cost of the unit *name* in earlier builds here; `None` if it was never compiled."""
         record = self.store.find_record_as(_Learned, _KIND, self._key(name))
-        cost = record.cost if record is not None else None
-        return cost if cost is not None and cost.seconds >= 0 and cost.mib >= 0 else None
+        return record.cost if record and record.cost.seconds >= 0 and record.cost.mib >= 0 else None
 
     def learn(self, name: str, cost: Cost) -> None:
         """Record that the unit called *name* just took *cost*.

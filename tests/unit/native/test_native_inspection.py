@@ -205,7 +205,7 @@ def test_each_kernel_counts_by_its_best_image() -> None:
     )
     tally = classify(code, "12.1a")
     assert tally == Tally(native=3, family=0, ptx=2, none=1)
-    assert (tally.total, tally.useless, tally.share(NATIVE), tally.count(PTX)) == (6, False, 0.5, 2)
+    assert (tally.total, tally.useless, tally.count(PTX)) == (6, False, 2)
     assert classify(code, "12.0") == Tally(native=1, family=0, ptx=3, none=2), "120f is native there"
     assert Tally(1, 2, 3, 4) + Tally(4, 3, 2, 1) == Tally(5, 5, 5, 5)
     assert [group.examples for group in of_class(code, "12.1a", NONE)] == [("lost",)]
@@ -213,7 +213,6 @@ def test_each_kernel_counts_by_its_best_image() -> None:
     assert classify(hopper, "12.1a").useless
     assert not classify(hopper, "9.0a").useless
     assert not Tally().useless, "what has no kernels has none that cannot run"
-    assert Tally().share(NATIVE) == 0
 
 
 # Floors ------------------------------------------------------------------------------------

@@ -111,7 +111,6 @@ def test_what_is_asked_for_counts() -> None:
     units = [waiting(str(n)) for n in range(9)]
     assert plan_jobs(units, FREE, jobs=2).jobs == 2
     assert plan_jobs(units[:1], FREE).jobs == 1
-    assert plan_jobs(units, FREE, reserve_mib=8500).jobs == 1
     assert plan_jobs([], FREE).jobs == 0
 
 
