@@ -178,9 +178,6 @@ def apply_to_source(
 
     Returns:
         The id of the tree with all carries in it that merge, and each one's outcome.
-
-    Raises:
-        ProcessError: git itself failed; a conflict is an outcome, not an error.
     """
     outcomes: list[Outcome] = []
     for carry in carries:

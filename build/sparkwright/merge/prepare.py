@@ -83,11 +83,7 @@ def _own_change(repository: Repository, carry: Carry, *, version: str, find_base
 
 
 def patched(repository: Repository, base: str, patch: Patch) -> CarryChange:
-    """Return the change that *patch* makes to the tree *base*.
-
-    Raises:
-        PatchError: it was written for other blobs.
-    """
+    """Return the change that *patch* makes to the tree *base*."""
     entries = repository.files(base, patch.paths)
 
     def read(path: str) -> bytes | None:
@@ -126,12 +122,7 @@ def pull_change(repository: Repository, pull: PullRequest, *, offline: bool = Fa
 
 
 def refuse_moved_head(repository: Repository, pull: PullRequest) -> None:
-    """Check that the pull request's head still is the pinned commit.
-
-    Raises:
-        PatchError: it is not; what it is now is in the message.
-        FetchError: the remote did not answer, or has no such pull request.
-    """
+    """Check that the pull request's head still is the pinned commit."""
     ref = f"refs/pull/{pull.number}/head"
     found = list_remote(repository, pull.repository, [ref]).get(ref)
     if found is None:
@@ -148,12 +139,7 @@ def refuse_moved_head(repository: Repository, pull: PullRequest) -> None:
 
 
 def require_editable(carry: Carry, version: str) -> None:
-    """Refuse to edit *carry* in vLLM's tree of *version*.
-
-    Raises:
-        ConfigError: it is a pull request, which is edited upstream and not here, or it changes the tree of a
-            dependency.
-    """
+    """Refuse to edit *carry* in vLLM's tree of *version*."""
     revision = carry.revision_for(version)
     if carry.spec.source is not None:
         raise ConfigError(
@@ -181,12 +167,7 @@ class CarryEditor:
     find_base: BaseFinder
 
     def merged(self, carry: Carry) -> MergeResult:
-        """Return the change of *carry* merged onto the pin; with markers where that conflicts.
-
-        Raises:
-            ConfigError: see `require_editable`.
-            PatchError: its newest revision does not fit its own base.
-        """
+        """Return the change of *carry* merged onto the pin; with markers where that conflicts."""
         require_editable(carry, self.version)
         (ready,) = prepare(
             self.repository, [carry], version=self.version, find_base=self.find_base, offline=True

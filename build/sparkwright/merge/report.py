@@ -126,11 +126,7 @@ class MergeReport(Model, frozen=True):
         return tuple(outcome for outcome in self.outcomes if outcome.kind.blocks_build)
 
     def require_merged(self) -> None:
-        """Make sure that the tree is that of the whole patchset.
-
-        Raises:
-            CarryConflictError: an outcome blocks a wheel.
-        """
+        """Make sure that the tree is that of the whole patchset."""
         if not self.failed:
             return
         names = " ".join(outcome.carry for outcome in self.failed)

@@ -158,13 +158,6 @@ def build_extension(
     """Return the extension called *name*, from the store or compiled and linked.
 
     *objects* are SHA-256 that `compile_units` returned before, by output path.
-
-    Raises:
-        NativeBuildError: CMake or the linker fails.
-        CompileError: a compiler refuses a unit.
-        NotEnoughMemoryError: a unit needs more memory than there is.
-        StorageError: a disk is full.
-        ToolError: a program is missing.
     """
     key = builder.key(inputs, name)
     with builder.store.lock(f"extension-{key[:32]}", f"the extension {name}"):
@@ -191,11 +184,7 @@ def build_extension(
 def compile_units(
     builder: Builder, inputs: Inputs, known: Configured, units: Sequence[Unit]
 ) -> dict[str, str]:
-    """Return the objects of *units*: output path to SHA-256 in the store; compile only missing ones.
-
-    Raises:
-        CompileError, NotEnoughMemoryError, StorageError, ToolError: see `run_jobs`.
-    """
+    """Return the objects of *units*: output path to SHA-256 in the store; compile only missing ones."""
     objects = _find_objects(builder.store, units, known.files, inputs.toolchain.key)
     missing = [unit for unit in units if unit.output not in objects]
     emit("native.units", total=len(units), missing=len(missing))

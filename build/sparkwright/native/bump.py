@@ -49,11 +49,6 @@ def propose_native(
     A candidate is attested by the wheel of its own release, and goes with that.
 
     *texts* are the release's CMake files by path, *copies* the user's clones by source.
-
-    Raises:
-        FetchError, NotInStoreError: a package could not be had.
-        LockMismatchError: torch states no CUDA, or a package lost its folders.
-        ConfigError: a copy is of no source of the release, or is no clone.
     """
     toolkit, toolkit_decisions = next_toolkit(access, old.toolkit, lock.release.torch)
     sources = NextSources(access, lock, texts, copies or {}).move(old.sources)
@@ -99,12 +94,7 @@ class NextSources:
     _submodules: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def move(self, old: Mapping[str, SourcePin]) -> NextSources:
-        """Fill in the result from the *old* pins.
-
-        Raises:
-            ConfigError: a copy is of no source of the lock, or no repository.
-            FetchError, RefError, ArchiveError: a copy does not have the pinned commit, or cannot be read.
-        """
+        """Fill in the result from the *old* pins."""
         mounted = {name: pin for name, pin in old.items() if pin.mount}
         known = {*self.lock.sources, *mounted}
         if unknown := sorted(self.copies.keys() - known):

@@ -97,9 +97,6 @@ def open_workspace(
     """Yield a scratch folder with *tree*'s files and links to *toolchain*; remove it after the block.
 
     *tree* is as from `native_tree`, with generated files where there are any.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
     """
     with store.scratch() as scratch:
         # Tools resolve links in paths that they print; without any there is only one name for a file.
@@ -237,9 +234,6 @@ def configure(
 
     *tree* is as from `native_tree`; *prefix* stands before CMake's command, such as one that removes the
     network.
-
-    Raises:
-        NativeBuildError: CMake fails; the end of its output is in the error.
     """
     key = configuration_key(repository, tree, inputs, lock)
     found = find_configuration(store, repository, key)

@@ -222,9 +222,6 @@ def over_platform(platform: str, versions: Mapping[str, tuple[str, ...]]) -> lis
     """Return the symbol versions that a binary needs beyond those of the tag *platform*.
 
     *platform* is a wheel's tag, such as ``manylinux_2_28_aarch64``; *versions* are by soname.
-
-    Raises:
-        BinaryError: the tag names no manylinux policy.
     """
     level, machine = _parse(platform)
     return _beyond(level, machine, versions)

@@ -42,12 +42,7 @@ class Inspection(Model, frozen=True):
 
 
 def inspect(path: Path, cuobjdump: Path) -> Inspection:
-    """Inspect the binary at *path*, with the program *cuobjdump* for its device code.
-
-    Raises:
-        BinaryError: it cannot be inspected.
-        ToolError: there is no such program.
-    """
+    """Inspect the binary at *path*, with the program *cuobjdump* for its device code."""
     return Inspection(elf=read_elf(path), device=read_device_code(path, cuobjdump))
 
 
@@ -63,12 +58,7 @@ class Inspector:
     cuobjdump: Callable[[], Path]
 
     def inspect(self, sha256: str, provide: Callable[[], Path]) -> Inspection:
-        """Return the facts of the binary *sha256*; call *provide* for the file when they are not cached.
-
-        Raises:
-            BinaryError: it cannot be inspected.
-            ToolError: there is no cuobjdump.
-        """
+        """Return the facts of the binary *sha256*; call *provide* for the file when they are not cached."""
         return self.remember([sha256], Inspection, lambda: inspect(provide(), self.cuobjdump()))
 
     def remember(self, question: list[object], kind: type[M], answer: Callable[[], M]) -> M:

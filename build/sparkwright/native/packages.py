@@ -68,12 +68,6 @@ def unpack_package(access: Access, package: Package) -> Path:
     """Return the folder with the files of *package*, laid out as in the wheel; fetch it if it is missing.
 
     Files are read-only, and executable where the wheel's entries are.
-
-    Raises:
-        NotInStoreError: the network is off, and the store does not hold it.
-        FetchError: no index has it, or it could not be transferred.
-        DigestError: the fetched file is not the one in the lock.
-        ArchiveError: it is damaged, or a member would be written outside its folder.
     """
     store = access.store
     if found := find_package(store, package):
@@ -104,10 +98,6 @@ def measured_tree(access: Access, package: Package) -> str:
     """Return the git id of the tree that the folders of *package* unpack to; nothing is kept.
 
     Only these members are transferred, if the server can send parts of a file.
-
-    Raises:
-        LockMismatchError: one of its folders is not in the wheel.
-        NotInStoreError, FetchError, DigestError, ArchiveError: as `unpack_package`.
     """
     wanted = _is_wanted(package)
     with fetch_members(access.store, _artifact(package), wanted, access.settings) as wheel:
@@ -148,11 +138,7 @@ class PackageMember(NamedTuple):
 
 
 def read_members(wheel: Path, wanted: Callable[[str], bool]) -> Iterator[PackageMember]:
-    """Yield each *wanted* member of *wheel*, in order; read its bytes before the next one.
-
-    Raises:
-        ArchiveError: it is damaged or absurdly large, or a member has no path that is safe everywhere.
-    """
+    """Yield each *wanted* member of *wheel*, in order; read its bytes before the next one."""
     with _damage_reported(wheel.name), zipfile.ZipFile(wheel) as archive:
         infos = [info for info in archive.infolist() if not info.is_dir() and wanted(info.filename)]
         _require_sane(infos, wheel.name)
@@ -282,10 +268,6 @@ class PackageShelf:
         """Return the newest *allowed* version of the project of *old*, with the folders that it had.
 
         The tags of *old* choose among the files of a version; *wanted* says in an error what *allowed* tells.
-
-        Raises:
-            FetchError: there is none for *machine*.
-            LockMismatchError: it lacks a folder of the present one.
         """
         project = project_of(old.filename)
         usable = [
@@ -334,10 +316,6 @@ def next_toolkit(access: Access, old: Toolkit, torch: str) -> tuple[Toolkit, lis
 
     The versions of CUDA's packages are those that torch's own release package of CUDA pins; other
     programs are the newest of the same major version.
-
-    Raises:
-        FetchError: the index lacks a package, or did not answer.
-        LockMismatchError: torch pins no CUDA, or another one on each machine.
     """
     from packaging.specifiers import SpecifierSet
     from packaging.version import Version

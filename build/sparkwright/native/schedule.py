@@ -167,11 +167,7 @@ def plan_jobs(
     *,
     jobs: int | None = None,
 ) -> Plan:
-    """Return the number of units to compile at once: *jobs*, or as many as there are cores, at most.
-
-    Raises:
-        NotEnoughMemoryError: not even the largest unit alone fits.
-    """
+    """Return the number of units to compile at once: *jobs*, or as many as there are cores, at most."""
     wanted = max(1, machine.cores if jobs is None else jobs)
     limits = JobLimits(jobs=wanted, reserve_mib=default_reserve_mib(machine))
     if not units:

@@ -61,9 +61,6 @@ def gather_sources(
 
     The store, a package and the git remote are tried in this order, and only the tree that the lock pins is
     accepted. If none of them has it, the tree of the lock's candidate is looked for in the same way.
-
-    Raises:
-        ConfigError: the lock has no such source.
     """
     found: dict[str, SourceTree] = {}
     for source in _wanted(lock, wanted):
@@ -189,11 +186,7 @@ class Revision:
 
 
 def read_revision(access: Access, address: str, ref: str, paths: Iterable[str]) -> Revision:
-    """Return *paths* of the commit or tag *ref* at *address*; only these are transferred, if possible.
-
-    Raises:
-        FetchError, RefError: the remote did not answer, or has no such commit or tag.
-    """
+    """Return *paths* of the commit or tag *ref* at *address*; only these are transferred, if possible."""
     pin = SourcePin(ref=ref, paths=tuple(paths))
     with access.store.scratch() as scratch:
         try:

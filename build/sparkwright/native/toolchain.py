@@ -111,11 +111,6 @@ def prepare_toolchain(lock: Lock, target: Target, access: Access, *, torchless: 
         access: the store and the network settings.
         torchless: for kernels that are not vLLM's: leave torch out, most of what is fetched, and take any
             g++ that nvcc takes, whichever vLLM's own sources want.
-
-    Raises:
-        ToolError: a compiler or Python's headers are not installed.
-        NotInStoreError: the network is off, and the store lacks a package.
-        FetchError, DigestError, ArchiveError: see `sparkwright.native.packages.unpack_package`.
     """
     recipe = _recipe(lock, target, torchless=torchless)
     wanted = {**recipe.programs, **recipe.libraries}
@@ -356,9 +351,6 @@ def make_stand_in(folder: Path, *, torch: Path, version: str, packages: Iterable
 
     The target's *torch* is parsed and not run; *packages* are folders with pure Python packages that the
     generators import.
-
-    Raises:
-        ToolError: torch does not state its compiler flags.
     """
     flags = _common_nvcc_flags(torch / "utils" / "cpp_extension.py")
     texts: Mapping[str, str] = {

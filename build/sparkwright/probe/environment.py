@@ -45,12 +45,7 @@ def environment_key() -> str:
 
 
 def prepare_environment(store: Store, *, offline: bool = False) -> Path:
-    """Return the environment's interpreter; the environment is made when it is not there yet.
-
-    Raises:
-        NotInStoreError: it is not there and the network is off.
-        EnvironmentSetupError: a package could not be installed.
-    """
+    """Return the environment's interpreter; the environment is made when it is not there yet."""
     key = environment_key()
     folder = store.environments / key
     python = folder / "bin" / "python"

@@ -103,9 +103,6 @@ class Prover:
         """Run the probe of *carry* on both trees, whatever is recorded; see `key`.
 
         Where something that the probe needs from the outside cannot be had, the proof is broken.
-
-        Raises:
-            ConfigError: the carry has no probe.
         """
         return self.begin(carry, paths, absorbed=absorbed)()
 

@@ -139,13 +139,7 @@ class KernelSurvey:
     jobs: int = 0
 
     def survey(self, tree: str, version: str) -> KernelReport:
-        """Return what the kernels in *tree*, of vLLM's *version*, take.
-
-        Raises:
-            EnvironmentSetupError: the environment of probes could not be made.
-            NotInStoreError: it is not there and the network is off.
-            ProofError: the child did not end with a report.
-        """
+        """Return what the kernels in *tree*, of vLLM's *version*, take."""
         part = part_of(self.repository, tree, _PARTS if self.tests else _PARTS[:1])
         files = [*(child_folder() / name for name in _CHILD), self.launches]
         sources = [sha256_bytes(file.read_bytes()) for file in files]

@@ -143,11 +143,7 @@ def _imported(probe: bytes) -> frozenset[str]:
 
 
 def read_proofs(folder: Path) -> tuple[Proof, ...]:
-    """Return the proofs recorded in a carry's *folder*, one a release, by the names of their files.
-
-    Raises:
-        ConfigError: a file is damaged.
-    """
+    """Return the proofs recorded in a carry's *folder*, one a release, by the names of their files."""
     return tuple(_read(path) for path in sorted((folder / _FOLDER).glob("*.json")))
 
 

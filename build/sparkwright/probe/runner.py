@@ -77,12 +77,7 @@ class Trees:
     merged: str
 
     def importing(self, *, offline: bool) -> ProbeSetup:
-        """Return the setup of a probe that imports vLLM.
-
-        Raises:
-            EnvironmentSetupError: the environment could not be made.
-            NotInStoreError: it is not there and the network is off.
-        """
+        """Return the setup of a probe that imports vLLM."""
         python = prepare_environment(self.store, offline=offline)
         folders = [
             tree_folder(self.store, self.repository, tree, under=PACKAGE, like=like)
@@ -100,9 +95,6 @@ class Trees:
 
         A change to a dependency's source is tried where it will be used: in the merged tree of vLLM,
         with that source as it is pinned and as it is with the carries.
-
-        Raises:
-            SparkwrightError: something that the probe needs cannot be had.
         """
         inputs = tuple(dict.fromkeys(name for entry in facilities.values() for name in entry.inputs))
         own = [self._part(tree, inputs) for tree in (self.pristine, self.merged)]
@@ -254,9 +246,6 @@ def run_probe(
         stop: ends the run when it is set.
         subject: what the probe is told where it needs something from the outside.
         pool: forks the run from a process that has imported torch, if it has one; its own event ends the run.
-
-    Raises:
-        ToolError: the environment's interpreter cannot be started.
     """
     before = fingerprint(tree)
     forget_bytecode(store, probe.parent)

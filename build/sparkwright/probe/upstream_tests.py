@@ -156,12 +156,7 @@ def packages_folder(store: Store) -> Path:
 
 
 def prepare_packages(store: Store, python: Path, *, offline: bool) -> Path:
-    """Return the folder of what tests import beside the environment of *python*; made when it is not there.
-
-    Raises:
-        NotInStoreError: it is not there and the network is off.
-        EnvironmentSetupError: a package could not be installed.
-    """
+    """Return the folder of what tests import beside *python*'s environment; made when it is not there."""
     folder = packages_folder(store)
     if folder.is_dir() and store.claim(folder):
         return folder
@@ -227,13 +222,7 @@ class UpstreamGate:
         return [_FORMAT, requirements(), test_requirements(), sources, limits]
 
     def run(self, only: Sequence[str] = ()) -> UpstreamTests:
-        """Run the tests that touch what differs between the trees, or of *only* those files.
-
-        Raises:
-            ConfigError: a file of *only* is not in the tree.
-            EnvironmentSetupError: the environment could not be made, or vLLM cannot be imported in it.
-            NotInStoreError: it is not there and the network is off.
-        """
+        """Run the tests that touch what differs between the trees, or of *only* those files."""
         trees = [part_of(self.repository, tree, _PARTS) for tree in (self.pristine, self.merged)]
         one, other = trees
         self._folders = {

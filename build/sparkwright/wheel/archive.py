@@ -93,11 +93,7 @@ class Archive:
     folders: tuple[str, ...] = field(default=(), kw_only=True)
 
     def raw(self, start: int, end: int) -> bytes:
-        """Return the bytes of the archive file from offset *start* to *end*.
-
-        Raises:
-            ArchiveError: the file ends before that.
-        """
+        """Return the bytes of the archive file from offset *start* to *end*."""
         data = os.pread(self._descriptor, end - start, start)
         while len(data) < end - start:
             more = os.pread(self._descriptor, end - start - len(data), start + len(data))
@@ -140,11 +136,7 @@ class Archive:
             raise _fault(self.path, f"the content of {name} does not match its CRC-32 or size")
 
     def read(self, name: str, most: int = MOST_TEXT) -> bytes:
-        """Return the whole content of the member *name*, of at most *most* bytes; see `chunks`.
-
-        Raises:
-            ArchiveError: it has more; raised before any of it is read.
-        """
+        """Return the whole content of the member *name*, of at most *most* bytes; see `chunks`."""
         if name in self.members and (size := self.members[name].size) > most:
             raise _fault(self.path, f"{name} has {size} bytes, more than the {most} that it may have")
         return b"".join(self.chunks(name))

@@ -95,11 +95,7 @@ class AssemblyPlan:
 
     @property
     def name(self) -> WheelName:
-        """The name of the new wheel.
-
-        Raises:
-            WheelError: the version or the platform cannot be in it.
-        """
+        """The name of the new wheel."""
         name = parse_name(self.upstream_wheel.name).with_version(self.version)
         return name.with_platform(self.platform) if self.platform else name
 
@@ -118,13 +114,6 @@ def assemble(plan: AssemblyPlan, out: Path) -> BuiltWheel:
 
     The same plan gives the same bytes on every machine. The file appears complete or not at
     all; one of the same name is replaced.
-
-    Raises:
-        DigestError: upstream's wheel is not the one that the plan names.
-        NativeInputsError: the merge changed sources that upstream's binaries are compiled from.
-        ArchiveError: upstream's wheel is damaged or an unsafe archive; see `open_archive`.
-        WheelError: upstream's wheel is malformed, or a change cannot be shipped.
-        StorageError: the disk is full or cannot be written.
     """
     started = time.monotonic()
     filename = plan.name.filename

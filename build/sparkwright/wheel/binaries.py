@@ -134,12 +134,7 @@ def inspect_binaries(
 
 
 def inspect_binary(archive: Archive, member: str, sha256: str, inspector: Inspector) -> Inspection:
-    """Inspect one *member* of *archive*; unpack it only if the result is not cached.
-
-    Raises:
-        ArchiveError: it is damaged.
-        BinaryError: it cannot be inspected.
-    """
+    """Inspect one *member* of *archive*; unpack it only if the result is not cached."""
     with tempfile.TemporaryDirectory(prefix="sparkwright-inspect-") as folder:
 
         def unpack() -> Path:

@@ -95,11 +95,7 @@ class AuditSubject(OpenWheel):
         return read_json(self.archive, f"{self.info}{RECORD_FOLDER}/{file}")
 
     def kernels(self) -> KernelsRecord | None:
-        """Return its record of kernels; `None` for a wheel with upstream's kernels only.
-
-        Raises:
-            WheelError: the record is malformed.
-        """
+        """Return its record of kernels; `None` for a wheel with upstream's kernels only."""
         if not self.ours or f"{self.info}{RECORD_FOLDER}/{KERNELS}" not in self.archive.members:
             return None
         return read_kernels_record(self.stated(KERNELS))

@@ -173,12 +173,7 @@ def read_kernels_record(value: Any) -> KernelsRecord:
 
 
 def read_json(archive: Archive, member: str) -> Any:
-    """Return the JSON value in *member* of *archive*.
-
-    Raises:
-        ArchiveError: it is damaged, or larger than `MOST_TEXT`.
-        WheelError: it is not JSON, or nested too deeply for Python.
-    """
+    """Return the JSON value in *member* of *archive*."""
     try:
         return json.loads(archive.read(member))
     except (ValueError, RecursionError) as error:
@@ -186,12 +181,7 @@ def read_json(archive: Archive, member: str) -> Any:
 
 
 def kernels_of(wheel: Path) -> KernelsRecord | None:
-    """Return the record of kernels of the wheel at that path; `None` for one with upstream's only.
-
-    Raises:
-        ArchiveError: it is damaged or an unsafe archive; see `open_archive`.
-        WheelError: its record is malformed, or no JSON.
-    """
+    """Return the record of kernels of the wheel at that path; `None` for one with upstream's only."""
     with open_archive(wheel) as archive:
         member = f"{parse_name(wheel.name).dist_info}/sparkwright/{KERNELS}"
         if member not in archive.members:

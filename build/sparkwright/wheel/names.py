@@ -86,11 +86,7 @@ class WheelName:
 
 
 def parse_name(filename: str) -> WheelName:
-    """Return the parts of a wheel's *filename*.
-
-    Raises:
-        WheelError: it is not a wheel's name.
-    """
+    """Return the parts of a wheel's *filename*."""
     try:
         parse_wheel_filename(filename)
     except (InvalidWheelFilename, InvalidVersion) as error:
@@ -231,11 +227,7 @@ def stamp_metadata(data: bytes, version: str) -> bytes:
 
 
 def stamp_wheel(data: bytes, tags: Sequence[str]) -> bytes:
-    """Return WHEEL with exactly *tags*, and ``sparkwright`` as its generator.
-
-    Raises:
-        WheelError: it has no tag or no generator.
-    """
+    """Return WHEEL with exactly *tags*, and ``sparkwright`` as its generator."""
     data = _set_field(data, "Tag", [tag.encode() for tag in tags], "WHEEL")
     return _set_field(data, "Generator", [_GENERATOR], "WHEEL")
 
@@ -246,9 +238,6 @@ def stamp_version_file(source: bytes, version: str) -> bytes:
     The file is what setuptools-scm writes: ``__version__ = version = '…'`` and
     ``__version_tuple__ = version_tuple = (…)``. Everything else, the commit id above all,
     stays as in upstream's file.
-
-    Raises:
-        WheelError: it does not assign exactly one literal to each of the four names.
     """
     literals = _literals(source)
     lines = source.splitlines(keepends=True)
@@ -277,11 +266,7 @@ def version_tuple(version: str) -> tuple[int | str, ...]:
 
 
 def stated_version(source: bytes) -> tuple[str, tuple[int | str, ...]]:
-    """Return the version and the version tuple that ``_version.py`` assigns.
-
-    Raises:
-        WheelError: as for `stamp_version_file`.
-    """
+    """Return the version and the version tuple that ``_version.py`` assigns."""
     text, numbers = "", ()
     for node, names in _literals(source):
         if names & _STRINGS:

@@ -129,11 +129,7 @@ class WheelRecord:
 
     @classmethod
     def of(cls, files: Mapping[str, Any]) -> WheelRecord:
-        """Return the record whose *files*, JSON values by name, these are.
-
-        Raises:
-            WheelError: a file is missing or malformed.
-        """
+        """Return the record whose *files*, JSON values by name, these are."""
         kernels = files.get(KERNELS)
         return cls(
             _converted(files, POINT, RecordedPoint),
@@ -155,12 +151,7 @@ def _converted(files: Mapping[str, Any], name: str, model: type[T]) -> T:
 
 
 def read_record(wheel: Path) -> WheelRecord:
-    """Return the record of the wheel at that path.
-
-    Raises:
-        ArchiveError: it is damaged or an unsafe archive; see `open_archive`.
-        WheelError: it has no record, or a malformed one.
-    """
+    """Return the record of the wheel at that path."""
     folder = f"{parse_name(wheel.name).dist_info}/{RECORD_FOLDER}/"
     with open_archive(wheel) as archive:
         names = [name for name in archive.members if name.startswith(folder)]

@@ -36,9 +36,6 @@ def sbom(record: WheelRecord, lock: Lock) -> bytes:
     The others are upstream's wheel, each binary, each source that upstream's CMake project downloads, the
     carries' patches and, for binaries compiled here, the packages that they were compiled with. What
     upstream's own tree includes of other projects is not searched for.
-
-    Raises:
-        UnknownNameError: the lock has no wheel for the record's platform.
     """
     from cyclonedx.model.component import Component, ComponentType
 

@@ -52,12 +52,7 @@ class StockWheel:
 
 @contextlib.contextmanager
 def open_source(path: Path) -> Iterator[StockWheel]:
-    """Open the wheel at *path* for the length of the block.
-
-    Raises:
-        ArchiveError: it is damaged or an unsafe archive; see `open_archive`.
-        WheelError: its name or its RECORD is malformed, or it is signed and so may not change.
-    """
+    """Open the wheel at *path* for the length of the block."""
     name = parse_name(path.name)
     with open_archive(path) as archive:
         listed = parse_record(archive.read(f"{name.dist_info}/RECORD"))

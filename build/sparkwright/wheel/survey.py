@@ -180,9 +180,6 @@ def syntax_errors(folder: Path, floor: str) -> Sequence[tuple[str, str]]:
 
     Returns:
         The file's name, and the line with the reason, for each error.
-
-    Raises:
-        ProcessError: ruff itself failed.
     """
     return _errors(folder, sorted(path.name for path in folder.iterdir()), floor)
 
