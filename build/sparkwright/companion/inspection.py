@@ -35,7 +35,7 @@ from sparkwright.wheel.binaries import InspectedBinaries, NativeExpectation, ins
 from sparkwright.wheel.checks import AuditCheck, OpenWheel, judge, record_complete
 from sparkwright.wheel.names import parse_name
 from sparkwright.wheel.native_checks import binaries_machine
-from sparkwright.wheel.sbom import SBOM
+from sparkwright.wheel.recorded import SBOM
 from sparkwright.wheel.survey import check_sizes, survey
 
 _LOADED_BEFORE = "libtvm_ffi.so"

@@ -27,8 +27,8 @@ from sparkwright.store.paths import Store
 from sparkwright.wheel.archive import open_archive
 from sparkwright.wheel.kernels import read_json
 from sparkwright.wheel.names import WheelName, parse_name
+from sparkwright.wheel.recorded import SBOM
 from sparkwright.wheel.rewrite import Packed, Stored, deflated_in, layout, write_parts
-from sparkwright.wheel.sbom import SBOM, bill_of, package_url, sha256_hash
 from sparkwright.wheel.source import RecordEntry, entry_from_digest, entry_of, format_record
 
 PROJECT = "flashinfer-jit-cache"
@@ -131,6 +131,8 @@ def companion_bill(record: Mapping[str, Any], version: str) -> bytes:
     of tvm_ffi, whose headers they include, every module, and the packages of the toolchain.
     """
     from cyclonedx.model.component import Component, ComponentScope, ComponentType
+
+    from sparkwright.wheel.sbom import bill_of, package_url, sha256_hash
 
     wheel = Component(
         name=PROJECT, version=version, type=ComponentType.LIBRARY, bom_ref="wheel",

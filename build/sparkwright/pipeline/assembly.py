@@ -231,8 +231,8 @@ def audit_wheel(job: Job, state: BuildState) -> Step[dict[str, Any]]:
 
 def _binary_arguments(job: Job, state: BuildState) -> dict[str, Any]:
     """Return the arguments of an `AssemblyPlan` that concern binaries; none for upstream's kernels."""
+    from sparkwright.wheel.recorded import COMPILED
     from sparkwright.wheel.rewrite import deflated_in
-    from sparkwright.wheel.sbom import COMPILED
 
     if state.binaries is None:
         return {}

@@ -29,9 +29,8 @@ from sparkwright.wheel.names import (
     stamp_version_file,
     stamp_wheel,
 )
-from sparkwright.wheel.recorded import PROVIDERS, RECORD_FOLDER, RecordedBinary, WheelRecord
+from sparkwright.wheel.recorded import PROVIDERS, RECORD_FOLDER, SBOM, RecordedBinary, WheelRecord
 from sparkwright.wheel.rewrite import Kept, Packed, Stored, holds, layout, write_parts
-from sparkwright.wheel.sbom import SBOM, sbom
 from sparkwright.wheel.source import (
     RecordEntry,
     StockWheel,
@@ -273,4 +272,8 @@ def _record_files(plan: AssemblyPlan, providers: Sequence[RecordedBinary]) -> li
         raise WheelError(f"{PROVIDERS} cannot be given", because="the assembler writes it")
     files = {**plan.record, PROVIDERS: to_builtins(providers)}
     added = [(f"{RECORD_FOLDER}/{name}", to_json(value)) for name, value in sorted(files.items())]
-    return added if plan.lock is None else [(SBOM, sbom(WheelRecord.of(files), plan.lock)), *added]
+    if plan.lock is None:
+        return added
+    from sparkwright.wheel.sbom import sbom
+
+    return [(SBOM, sbom(WheelRecord.of(files), plan.lock)), *added]

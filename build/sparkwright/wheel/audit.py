@@ -34,8 +34,7 @@ from sparkwright.wheel.checks import AuditCheck, AuditSubject, judge, record_mem
 from sparkwright.wheel.kernels import KERNELS, read_json
 from sparkwright.wheel.names import parse_name
 from sparkwright.wheel.native_checks import NATIVE_CHECKS
-from sparkwright.wheel.recorded import CARRIES, PROVIDERS, RECORD_FOLDER, WheelRecord
-from sparkwright.wheel.sbom import SBOM, components_of, sbom
+from sparkwright.wheel.recorded import CARRIES, PROVIDERS, RECORD_FOLDER, SBOM, WheelRecord
 from sparkwright.wheel.source import StockWheel, open_source
 from sparkwright.wheel.survey import Facts, check_sizes, floor_of, survey, syntax_errors
 
@@ -295,6 +294,8 @@ def sbom_agrees(subject: AuditSubject) -> AuditCheck:
 
     Its binaries have to be those of the wheel's own record, which other checks compare with the binaries.
     """
+    from sparkwright.wheel.sbom import components_of, sbom
+
     name = "sbom-agrees"
     if not subject.ours:
         return AuditCheck(name, "skipped", "this is upstream's wheel")

@@ -28,8 +28,7 @@ from sparkwright.wheel.names import (
     stated_version,
     version_tuple,
 )
-from sparkwright.wheel.recorded import CARRIES, POINT, PROVIDERS, RECORD_FOLDER
-from sparkwright.wheel.sbom import COMPILED, SBOM
+from sparkwright.wheel.recorded import CARRIES, COMPILED, POINT, PROVIDERS, RECORD_FOLDER, SBOM
 from sparkwright.wheel.source import StockWheel, delta, machine_of, of_kind, parse_record
 from sparkwright.wheel.survey import Facts
 

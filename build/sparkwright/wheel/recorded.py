@@ -16,6 +16,10 @@ from sparkwright.wheel.kernels import KERNELS, KernelsRecord, read_json, read_ke
 from sparkwright.wheel.names import parse_name
 
 RECORD_FOLDER = "sparkwright"
+SBOM = "sboms/sparkwright.cdx.json"
+"""The bill of materials in the wheel's metadata folder."""
+COMPILED = "compiled"
+"""The provider of binaries that were compiled."""
 POINT = "point.json"
 CARRIES = "carries.json"
 PROVIDERS = "providers.json"

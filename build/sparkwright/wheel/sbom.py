@@ -1,7 +1,8 @@
 """The wheel's software bill of materials: CycloneDX 1.6 in ``dist-info/sboms/`` (PEP 770).
 
 Start reading at `sbom`. It is a function of the wheel's record and the lock, and of nothing else: no time,
-no random number. So the audit computes it again, and equal inputs give equal bytes.
+no random number. So the audit computes it again, and equal inputs give equal bytes. Its library takes long
+to import: this module is imported where it is used.
 """
 
 from __future__ import annotations
@@ -9,22 +10,39 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import NAMESPACE_URL, UUID, uuid5
+
+from cyclonedx.model import (
+    ExternalReference,
+    ExternalReferenceType,
+    HashAlgorithm,
+    HashType,
+    Property,
+    XsUri,
+)
+from cyclonedx.model.bom import Bom
+from cyclonedx.model.component import (
+    Commit,
+    Component,
+    ComponentScope,
+    ComponentType,
+    Diff,
+    Patch,
+    PatchClassification,
+    Pedigree,
+)
+from cyclonedx.model.dependency import Dependency
+from cyclonedx.model.issue import IssueClassification, IssueType
+from cyclonedx.output import make_outputter
+from cyclonedx.schema import OutputFormat, SchemaVersion
+from packageurl import PackageURL
 
 from sparkwright.base.digests import to_json
 from sparkwright.base.errors import WheelError
 from sparkwright.lock.model import Lock
-from sparkwright.wheel.recorded import RecordedBinary, RecordedCarry, WheelRecord
+from sparkwright.wheel.recorded import COMPILED, RecordedBinary, RecordedCarry, WheelRecord
 
-if TYPE_CHECKING:
-    from cyclonedx.model.component import Component, Patch
-    from packageurl import PackageURL
-
-
-SBOM = "sboms/sparkwright.cdx.json"
-"""The file's name in the wheel's metadata folder."""
-COMPILED = "compiled"
 _UPSTREAM = "upstream-wheel"
 _PREFIX = "sparkwright:"
 
@@ -37,8 +55,6 @@ def sbom(record: WheelRecord, lock: Lock) -> bytes:
     carries' patches and, for binaries compiled here, the packages that they were compiled with. What
     upstream's own tree includes of other projects is not searched for.
     """
-    from cyclonedx.model.component import Component, ComponentType
-
     parts = _Parts(record, lock)
     name, _, version = record.point.made_by.partition(" ")
     tool = Component(name=name, version=version, type=ComponentType.APPLICATION)
@@ -56,11 +72,6 @@ def bill_of(
     tools: Sequence[Component] = (),
 ) -> bytes:
     """Return the canonical JSON of a bill: *needed* are references by that of what is made of them."""
-    from cyclonedx.model.bom import Bom
-    from cyclonedx.model.dependency import Dependency
-    from cyclonedx.output import make_outputter
-    from cyclonedx.schema import OutputFormat, SchemaVersion
-
     bom = Bom(serial_number=serial)
     bom.metadata.timestamp = None  # type: ignore[assignment]  # its default is the current time
     bom.metadata.tools.components.update(tools)
@@ -95,9 +106,6 @@ class _Parts:
 
     def wheel(self) -> Component:
         """Return the primary component: the wheel, with its pedigree."""
-        from cyclonedx.model import XsUri
-        from cyclonedx.model.component import Commit, Component, ComponentType, Pedigree
-
         release, point, sdist = self.lock.release, self.record.point, self.lock.sdist
         home = _web(release.git)
         ancestor = Component(
@@ -131,10 +139,6 @@ class _Parts:
 
     def _patches(self, source: str) -> Iterator[Patch]:
         """Yield the applied carries that change *source*, vLLM's own tree if empty."""
-        from cyclonedx.model import XsUri
-        from cyclonedx.model.component import Diff, Patch, PatchClassification
-        from cyclonedx.model.issue import IssueClassification, IssueType
-
         home = _web(self.lock.release.git)
         for carry in self._applied():
             if carry.source != source:
@@ -165,8 +169,6 @@ class _Parts:
         yield from self._packages()
 
     def _upstream_wheel(self) -> Component:
-        from cyclonedx.model.component import Component, ComponentType
-
         artifact, version = self.lock.wheel(self.record.point.platform), self.lock.release.version
         return Component(
             name=artifact.filename,
@@ -179,8 +181,6 @@ class _Parts:
         )
 
     def _binary(self, binary: RecordedBinary) -> Component:
-        from cyclonedx.model.component import Component, ComponentType
-
         attested = self.record.kernels.attested if self.record.kernels else {}
         return Component(
             name=binary.member,
@@ -195,8 +195,6 @@ class _Parts:
 
     def _sources(self) -> Iterator[Component]:
         """Yield the sources that upstream's CMake project downloads, and those mounted in them."""
-        from cyclonedx.model.component import Component, ComponentType, Pedigree
-
         pins = self._pins
         for name in sorted({*self.lock.sources, *pins}):
             declared, pin = self.lock.sources.get(name), pins.get(name)
@@ -225,9 +223,6 @@ class _Parts:
         return dict(self.lock.native.sources) if self.record.kernels and self.lock.native else {}
 
     def _carry(self, carry: RecordedCarry) -> Component:
-        from cyclonedx.model import ExternalReference, ExternalReferenceType, XsUri
-        from cyclonedx.model.component import Component, ComponentScope, ComponentType
-
         pull, patch = carry.pull, carry.patch
         references = []
         if pull is not None and (home := _web(pull.repository)):
@@ -247,8 +242,6 @@ class _Parts:
 
     def _packages(self) -> Iterator[Component]:
         """Yield the packages that binaries were compiled with."""
-        from cyclonedx.model.component import Component, ComponentScope, ComponentType
-
         for package in self.record.kernels.packages if self.record.kernels else ():
             yield Component(
                 name=package.project,
@@ -294,34 +287,24 @@ def _carry_reference(carry: RecordedCarry) -> str:
 
 def sha256_hash(digest: str) -> list[Any]:
     """Return the hashes of a component with that SHA-256."""
-    from cyclonedx.model import HashAlgorithm, HashType
-
     return [HashType(alg=HashAlgorithm.SHA_256, content=digest)]
 
 
 def _properties(values: dict[str, str | None]) -> list[Any]:
-    from cyclonedx.model import Property
-
     return [Property(name=_PREFIX + name, value=value) for name, value in values.items() if value]
 
 
 def _repository(address: str) -> list[Any]:
-    from cyclonedx.model import ExternalReference, ExternalReferenceType, XsUri
-
     return [ExternalReference(type=ExternalReferenceType.VCS, url=XsUri(address))] if address else []
 
 
 def package_url(name: str, version: str, *, file_name: str = "") -> PackageURL:
     """Return the URL of a package on the package index, or of one file of it."""
-    from packageurl import PackageURL
-
     return PackageURL("pypi", None, name, version, {"file_name": file_name} if file_name else None)
 
 
 def _git_url(address: str, ref: str) -> PackageURL:
     """Return the package URL of a git repository's *ref*."""
-    from packageurl import PackageURL
-
     if found := re.fullmatch(r"https://github\.com/([^/]+)/([^/]+)", _web(address)):
         return PackageURL("github", found[1], found[2], ref)
     name = address.rstrip("/").rpartition("/")[2].removesuffix(".git")

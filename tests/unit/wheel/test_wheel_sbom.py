@@ -24,8 +24,8 @@ from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.wheel.assemble import assemble
 from sparkwright.wheel.audit import audit
 from sparkwright.wheel.kernels import KERNELS, kernels_record
-from sparkwright.wheel.recorded import CARRIES, POINT, PROVIDERS, WheelRecord, read_record
-from sparkwright.wheel.sbom import SBOM, sbom
+from sparkwright.wheel.recorded import CARRIES, POINT, PROVIDERS, SBOM, WheelRecord, read_record
+from sparkwright.wheel.sbom import sbom
 
 ROOT = Path(__file__).parents[3]
 # Kernels are compiled in series 0.24 only.
