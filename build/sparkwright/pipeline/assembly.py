@@ -102,7 +102,7 @@ def _inspect(job: Job, upstream: StockWheel, compiled: Mapping[str, str]) -> dic
 
     inspector = inspector_of(require(job.native), job.access)
     found = {}
-    for member in upstream.binaries():
+    for member in upstream.binaries:
         if sha256 := compiled.get(member):
             found[member] = inspector.inspect(sha256, partial(job.store.require_intact, sha256))
         else:

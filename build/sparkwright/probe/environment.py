@@ -5,8 +5,7 @@ environment of their own, made once and kept in the store, so that the tool itse
 read-only, kept in the store, checked before and after.
 
 Importing vLLM compiles hundreds of modules, and two trees differ in a handful. So every file gets one
-fixed time, Python's bytecode is kept beside the trees, and a new tree starts with the bytecode of
-another one for the files that both have.
+fixed time, Python's bytecode is kept beside the trees, and two trees share that of the files that both have.
 """
 
 from __future__ import annotations
@@ -103,14 +102,13 @@ _KIND = "tree-fingerprint"
 _MOMENT_NS = 946_684_800 * 10**9
 
 
-def tree_folder(
-    store: Store, repository: Repository, tree: str, *, under: str, like: str | None = None
-) -> Path:
-    """Return a folder with the files of *tree* below *under*; made once, remade when it was touched.
+def _place(store: Store, tree: str, under: str) -> Path:
+    return store.trees / (f"{tree}-{under}" if under else tree)
 
-    *like* is another tree, whose bytecode is taken over for files that are the same.
-    """
-    folder = store.trees / (f"{tree}-{under}" if under else tree)
+
+def tree_folder(store: Store, repository: Repository, tree: str, *, under: str) -> Path:
+    """Return a folder with the files of *tree* below *under*; made once, remade when it was touched."""
+    folder = _place(store, tree, under)
     key = folder.name
     with store.lock(f"tree-{key}", f"the checked-out tree {tree[:12]}"):
         recorded = store.find_record(_KIND, key)
@@ -128,9 +126,6 @@ def tree_folder(
             # Recorded first: killed in between, the folder is missing and not under suspicion.
             store.put_record(_KIND, key, {"fingerprint": fingerprint(fresh)})
             remove_tree(store.bytecode_of(folder))
-            if like is not None:
-                differing = set(repository.changed(like, tree))
-                _take_over_bytecode(store, store.trees / f"{like}-{under}", folder, differing)
             fresh.chmod(0o755)  # renaming a folder needs the right to write to it
             store.publish_folder(fresh, folder)
             folder.chmod(0o555)
@@ -165,30 +160,20 @@ def forget_bytecode(store: Store, folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def share_bytecode(store: Store, repository: Repository, trees: Sequence[str], *, under: str) -> None:
+def share_bytecode(store: Store, repository: Repository, trees: tuple[str, str], *, under: str) -> None:
     """Give each of two *trees* the bytecode that the other one has of files that are alike in both."""
-    one, other = trees
-    if one == other:
+    if trees[0] == trees[1]:
         return
-    differing = set(repository.changed(one, other))
-    folders = [store.trees / f"{tree}-{under}" for tree in trees]
-    _take_over_bytecode(store, folders[0], folders[1], differing)
-    _take_over_bytecode(store, folders[1], folders[0], differing)
-
-
-def _take_over_bytecode(store: Store, old: Path, new: Path, differing: set[str]) -> None:
-    """Link the bytecode of files that both trees have; one that differs is compiled when imported."""
-    source, target = store.bytecode_of(old), store.bytecode_of(new)
-    for path in source.rglob("*.pyc"):
-        module = path.relative_to(source)
-        link = target / module
-        if (
-            not link.exists()
-            and module.with_name(f"{module.name.split('.')[0]}.py").as_posix() not in differing
-        ):
-            link.parent.mkdir(parents=True, exist_ok=True)
-            with contextlib.suppress(FileExistsError, FileNotFoundError):  # a run wrote or replaced it
-                link.hardlink_to(path)
+    differing = repository.changed(*trees)
+    one, other = (store.bytecode_of(_place(store, tree, under)) for tree in trees)
+    for source, target in ((one, other), (other, one)):
+        for path in source.rglob("*.pyc"):
+            module = path.relative_to(source)
+            link, text = target / module, module.with_name(f"{module.name.split('.')[0]}.py")
+            if not link.exists() and text.as_posix() not in differing:
+                link.parent.mkdir(parents=True, exist_ok=True)
+                with contextlib.suppress(FileExistsError, FileNotFoundError):  # a run wrote or replaced it
+                    link.hardlink_to(path)
 
 
 def fingerprint(folder: Path) -> str:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
-import threading
+import platform
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_bytes
-from sparkwright.base.errors import BusyError, ConfigError, SparkwrightError, StorageError
+from sparkwright.base.errors import BusyError, ConfigError, SparkwrightError, StorageError, ToolError
 from sparkwright.base.events import emit, task
 from sparkwright.carries.model import Carry, ProbeSpec
 from sparkwright.git.repository import Repository
 from sparkwright.merge.report import MergedSource
+from sparkwright.probe.environment import (
+    describe_environment,
+    part_of,
+    prepare_environment,
+    share_bytecode,
+    tree_folder,
+)
 from sparkwright.probe.pool import ProbePool
 from sparkwright.probe.proof import (
     PROOF_FORMAT,
@@ -32,17 +39,16 @@ from sparkwright.probe.proof import (
 )
 from sparkwright.probe.runner import (
     PACKAGE,
+    ProbeInput,
     ProbeReport,
     ProbeResource,
-    ProbeSetup,
-    Trees,
-    facilities_of,
     harness_sources,
     run_probe,
 )
 from sparkwright.store.paths import Store
 
 _KIND = "proof"
+_OWN = "source"  # where vLLM's tree lies in a build's folder
 
 
 def judge(pristine: ProbeRun, merged: ProbeRun, *, absorbed: bool = False) -> ProbeVerdict:
@@ -56,6 +62,19 @@ def judge(pristine: ProbeRun, merged: ProbeRun, *, absorbed: bool = False) -> Pr
     return ProbeVerdict.PROVED if pristine.verdict == "fails" else ProbeVerdict.NOT_NEEDED
 
 
+class _Bench(NamedTuple):
+    """The setup of both runs.
+
+    Attributes:
+        stands: the tree without the carry and the one with it, each with what the child is told besides.
+        versions: what matters to a verdict, for the record.
+    """
+
+    python: Path
+    stands: Sequence[tuple[Path, ProbeInput | None]]
+    versions: Mapping[str, str]
+
+
 @dataclass(frozen=True)
 class Prover:
     """Finds or makes proofs for one pair of trees.
@@ -63,7 +82,7 @@ class Prover:
     Attributes:
         sources: dependencies' sources that carries change, with the carries in them.
         facilities: what probes may need from the outside, by name.
-        pool: makes runs, where many carries are proved; else each pair of runs stands alone.
+        pool: makes runs, where many carries are proved; else each pair of runs has one of its own.
     """
 
     store: Store
@@ -104,10 +123,14 @@ class Prover:
 
         Where something that the probe needs from the outside cannot be had, the proof is broken.
         """
-        return self.begin(carry, paths, absorbed=absorbed)()
+        with contextlib.ExitStack() as stack:
+            pool = self.pool or stack.enter_context(ProbePool(self.store, preload=False))
+            return replace(self, pool=pool).begin(carry, paths, absorbed=absorbed)()
 
     def begin(self, carry: Carry, paths: Sequence[str], *, absorbed: bool = False) -> Callable[[], Proof]:
         """Start what `prove` does where there is a pool; return a function that waits for the proof."""
+        if self.pool is None:
+            return partial(self.prove, carry, paths, absorbed=absorbed)
         carry = carry.at(self.version)
         spec, probe = carry.spec.probe, carry.probe_path
         if spec is None or probe is None:
@@ -120,23 +143,21 @@ class Prover:
         if isinstance(bench, str):
             broken = ProbeReport(ProbeRun(verdict="error", message=bench), frozenset(), 0.0)
             return lambda: self._proof(carry, paths, (broken, broken), {}, absorbed=absorbed)
-        if self.pool is None or spec.needs:
-
-            def alone() -> Proof:
-                runs = self._run_both(carry.name, spec, probe, bench)
-                return self._proof(carry, paths, runs, bench.versions, absorbed=absorbed)
-
-            return alone
         pool, python = self.pool, bench.python
-        pool.start_server(python, spec.triton)
+        if not spec.needs:
+            pool.start_server(python, spec.triton)
         call = partial(
             run_probe, self.store, python, probe, spec, version=self.version, stop=pool.stop, pool=pool
         )
         sources = {path.name: sha256_bytes(path.read_bytes()) for path in (probe, *carry.probe_helpers)}
         alike = [str(python), str(probe), sources, to_builtins(spec), self.version]
         started = [
-            pool.submit(digest_of([*alike, str(stand.tree)]), spec.memory_mib, partial(call, stand.tree))
-            for stand in bench.stands
+            pool.submit(
+                digest_of([*alike, str(tree), subject and subject.to_json().decode()]),
+                spec.memory_mib,
+                partial(call, tree, subject=subject),
+            )
+            for tree, subject in bench.stands
         ]
 
         def finish() -> Proof:
@@ -185,43 +206,66 @@ class Prover:
         if proof.verdict is not ProbeVerdict.BROKEN:  # a run that failed to start disproves no earlier proof
             self.store.put_record(_KIND, proof.key, to_builtins(proof))
 
-    def _bench(self, carry: Carry, spec: ProbeSpec) -> ProbeSetup | str:
+    def _bench(self, carry: Carry, spec: ProbeSpec) -> _Bench | str:
         """Return what the runs are made with, or why what the probe needs from the outside cannot be had."""
-        trees = Trees(self.store, self.repository, self.pristine, self.merged)
         if not spec.needs:
-            return trees.importing(offline=self.offline)
+            return self._importing()
         try:
-            return trees.configuring(carry, self._source(carry), facilities_of(spec, self.facilities))
+            return self._configuring(carry, spec)
         except (BusyError, StorageError):
             raise  # they are not about the probe
         except SparkwrightError as error:
             return str(error)
 
+    def _importing(self) -> _Bench:
+        """Return the setup of a probe that imports vLLM."""
+        python = prepare_environment(self.store, offline=self.offline)
+        trees = self.pristine, self.merged
+        folders = [tree_folder(self.store, self.repository, tree, under=PACKAGE) for tree in trees]
+        share_bytecode(self.store, self.repository, trees, under=PACKAGE)
+        return _Bench(python, [(folder, None) for folder in folders], describe_environment(python))
+
+    def _configuring(self, carry: Carry, spec: ProbeSpec) -> _Bench:
+        """Return the setup of a probe that runs tools on the tree, in our own interpreter, without torch.
+
+        A change to a dependency's source is tried where it will be used: in the merged tree of vLLM,
+        with that source as it is pinned and as it is with the carries.
+        """
+        for name in spec.needs:
+            if name not in self.facilities:
+                raise ToolError(
+                    f"the probe needs {name!r}",
+                    because="nothing provides it here",
+                    next_step="prove it where kernels are compiled: --kernels native",
+                )
+        facilities: dict[str, ProbeResource] = {name: self.facilities[name] for name in spec.needs}
+        inputs = tuple(dict.fromkeys(name for entry in facilities.values() for name in entry.inputs))
+
+        def folder(tree: str) -> Path:
+            return tree_folder(self.store, self.repository, tree, under="")
+
+        own = [folder(part_of(self.repository, tree, inputs)) for tree in (self.pristine, self.merged)]
+        place = _OWN
+        others: dict[str, dict[str, Path]] = {}
+        if carry.spec.source is not None:
+            source = self._source(carry)
+            if source is None:
+                raise ToolError(f"the source of {carry.spec.source} is not in the store")
+            place, others = f"deps/{source.name}", {_OWN: {"here": own[1], "pristine": own[1]}}
+            own = [folder(source.pristine), folder(source.tree)]
+        described = {name: entry.describe() for name, entry in facilities.items()}
+        versions = {"python": platform.python_version()}
+        for entry in facilities.values():
+            versions |= entry.versions()
+        stands = [
+            (here, ProbeInput(described, {place: {"here": here, "pristine": own[0]}, **others}))
+            for here in own
+        ]
+        return _Bench(Path(sys.executable), stands, versions)
+
     def _source(self, carry: Carry) -> MergedSource | None:
         """Return the dependency's source that *carry* changes, where the store has it."""
         return next((source for source in self.sources if source.name == carry.spec.source), None)
-
-    def _run_both(
-        self, name: str, spec: ProbeSpec, probe: Path, bench: ProbeSetup
-    ) -> tuple[ProbeReport, ProbeReport]:
-        """Return both runs at the same time, or one twice on one tree; an interrupt ends them."""
-        stop = threading.Event()
-        run = partial(run_probe, self.store, bench.python, probe, spec, version=self.version, stop=stop)
-        if self.pristine == self.merged and not spec.needs:  # what is in no tree is judged by this one alone
-            with task(f"prove {name}"):
-                only = run(bench.stands[0].tree, subject=bench.stands[0].subject)
-            return only, only
-        with task(f"prove {name}"), ThreadPoolExecutor(max_workers=2) as pool:
-            without, with_it = (
-                # A thread starts without our context, and so without those who listen to events.
-                pool.submit(copy_context().run, partial(run, stand.tree, subject=stand.subject))
-                for stand in bench.stands
-            )
-            try:
-                return without.result(), with_it.result()
-            except BaseException:
-                stop.set()
-                raise
 
     def _key(self, carry: Carry, touched: tuple[Touched, ...], *, absorbed: bool) -> str:
         spec, probe = carry.spec.probe, carry.probe_path

@@ -1,15 +1,13 @@
-"""Lay out what a probe reads, start it on one tree in a child process with limits, and read its report."""
+"""Start a probe on one tree in a child process with limits, and read its report."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import re
 import shutil
-import sys
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -18,19 +16,11 @@ import msgspec
 
 from sparkwright.base.config import Model, decode_json
 from sparkwright.base.digests import to_json
-from sparkwright.base.errors import ToolError
 from sparkwright.base.process.session import LimitsExceeded, ProcessLimits, run_limited
-from sparkwright.carries.model import Carry, ProbeSpec
-from sparkwright.git.repository import Repository
-from sparkwright.merge.report import MergedSource
+from sparkwright.carries.model import ProbeSpec
 from sparkwright.probe.environment import (
-    describe_environment,
     fingerprint,
     forget_bytecode,
-    part_of,
-    prepare_environment,
-    share_bytecode,
-    tree_folder,
 )
 from sparkwright.probe.pool import ProbePool, child_folder, environment, interpreter
 from sparkwright.probe.proof import DISTURBED, STOPPED, ProbeRun
@@ -38,102 +28,6 @@ from sparkwright.store.disk import remove_tree
 from sparkwright.store.paths import Store
 
 PACKAGE = "vllm"
-_OWN = "source"  # where vLLM's tree lies in a build's folder
-
-
-@dataclass(frozen=True)
-class ProbeTree:
-    """One run's place.
-
-    Attributes:
-        subject: what the child is told, where the probe needs something from the outside.
-    """
-
-    tree: Path
-    subject: ProbeInput | None = None
-
-
-@dataclass(frozen=True)
-class ProbeSetup:
-    """The setup of both runs.
-
-    Attributes:
-        stands: the run without the carry, and the one with it.
-        versions: what matters to a verdict, for the record.
-    """
-
-    python: Path
-    stands: tuple[ProbeTree, ProbeTree]
-    versions: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Trees:
-    """Makes benches for one pair of trees."""
-
-    store: Store
-    repository: Repository
-    pristine: str
-    merged: str
-
-    def importing(self, *, offline: bool) -> ProbeSetup:
-        """Return the setup of a probe that imports vLLM."""
-        python = prepare_environment(self.store, offline=offline)
-        folders = [
-            tree_folder(self.store, self.repository, tree, under=PACKAGE, like=like)
-            for tree, like in ((self.pristine, None), (self.merged, self.pristine))
-        ]
-        share_bytecode(self.store, self.repository, (self.pristine, self.merged), under=PACKAGE)
-        return ProbeSetup(
-            python, (ProbeTree(folders[0]), ProbeTree(folders[1])), describe_environment(python)
-        )
-
-    def configuring(
-        self, carry: Carry, source: MergedSource | None, facilities: Mapping[str, ProbeResource]
-    ) -> ProbeSetup:
-        """Return the setup of a probe that runs tools on the tree, in our own interpreter, without torch.
-
-        A change to a dependency's source is tried where it will be used: in the merged tree of vLLM,
-        with that source as it is pinned and as it is with the carries.
-        """
-        inputs = tuple(dict.fromkeys(name for entry in facilities.values() for name in entry.inputs))
-        own = [self._part(tree, inputs) for tree in (self.pristine, self.merged)]
-        place = _OWN
-        others: dict[str, dict[str, Path]] = {}
-        if carry.spec.source is not None:
-            if source is None:
-                raise ToolError(f"the source of {carry.spec.source} is not in the store")
-            place, others = f"deps/{source.name}", {_OWN: {"here": own[1], "pristine": own[1]}}
-            own = [
-                tree_folder(self.store, self.repository, tree, under="")
-                for tree in (source.pristine, source.tree)
-            ]
-        described = {name: entry.describe() for name, entry in facilities.items()}
-        versions = {"python": platform.python_version()}
-        for entry in facilities.values():
-            versions |= entry.versions()
-        without, with_it = (
-            ProbeTree(here, ProbeInput(described, {place: {"here": here, "pristine": own[0]}, **others}))
-            for here in own
-        )
-        return ProbeSetup(Path(sys.executable), (without, with_it), versions)
-
-    def _part(self, tree: str, inputs: Sequence[str]) -> Path:
-        return tree_folder(self.store, self.repository, part_of(self.repository, tree, inputs), under="")
-
-
-def facilities_of(spec: ProbeSpec, known: Mapping[str, ProbeResource]) -> dict[str, ProbeResource]:
-    """Return what a probe needs, by name."""
-    for name in spec.needs:
-        if name not in known:
-            raise ToolError(
-                f"the probe needs {name!r}",
-                because="nothing provides it here",
-                next_step="prove it where kernels are compiled: --kernels native",
-            )
-    return {name: known[name] for name in spec.needs}
-
-
 ENVIRONMENT_NAME = "SPARKWRIGHT_FACILITIES"
 
 
@@ -249,20 +143,14 @@ def run_probe(
     """
     before = fingerprint(tree)
     forget_bytecode(store, probe.parent)
-    with store.scratch() as scratch, _no_bytecode(store, scratch):
-        report, log = scratch / "report.json", scratch / "log"
-        arguments: list[str | Path] = [
-            "--tree",
-            tree,
-            "--probe",
-            probe,
-            "--report",
-            report,
-            "--metadata",
-            metadata_folder(scratch, version, [probe.parent / name for name in spec.helpers]),
-            "--triton",
-            spec.triton,
-        ]
+    with store.scratch() as scratch, contextlib.ExitStack() as stack:
+        # No other run has a folder of that name.
+        stack.callback(remove_tree, store.bytecode_of(scratch))
+        report, log, metadata = scratch / "report.json", scratch / "log", metadata_folder(scratch, version)
+        for name in spec.helpers:
+            shutil.copyfile(probe.parent / name, metadata / name)
+        arguments: list[str | Path] = ["--tree", tree, "--probe", probe, "--report", report]
+        arguments += ["--metadata", metadata, "--triton", spec.triton]
         limits = ProcessLimits(spec.seconds, spec.memory_mib)
         env = environment(scratch)
         if subject is not None:
@@ -294,30 +182,13 @@ def run_probe(
     return ProbeReport(run, frozenset(found.loaded), found.seconds)
 
 
-@contextlib.contextmanager
-def _no_bytecode(store: Store, scratch: Path) -> Iterator[None]:
-    """Remove the bytecode of modules in *scratch* after the block: no other run has a folder of that name."""
-    try:
-        yield
-    finally:
-        remove_tree(store.bytecode_of(scratch))
-
-
-def metadata_folder(scratch: Path, version: str, helpers: Sequence[Path] = ()) -> Path:
-    """Return a folder with *helpers* and the least that makes ``importlib.metadata`` find the package."""
-    folder = scratch / "metadata"
-    write_metadata(folder, version)
-    for helper in helpers:
-        shutil.copyfile(helper, folder / helper.name)
-    return folder
-
-
-def write_metadata(folder: Path, version: str) -> None:
-    """Write into *folder* what makes ``importlib.metadata`` find the package in that *version*."""
-    info = folder / f"vllm-{version}.dist-info"
+def metadata_folder(scratch: Path, version: str) -> Path:
+    """Return a folder in *scratch* with the least that makes ``importlib.metadata`` find the package."""
+    info = scratch / "metadata" / f"vllm-{version}.dist-info"
     info.mkdir(parents=True)
     text = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n"
     (info / "METADATA").write_text(text, encoding="utf-8")
+    return info.parent
 
 
 def _short(message: str, tree: Path) -> str:

@@ -35,10 +35,11 @@ from sparkwright.probe.environment import (
     part_of,
     prepare_environment,
     requirements,
+    share_bytecode,
     tree_folder,
 )
 from sparkwright.probe.pool import ProbePool, environment
-from sparkwright.probe.runner import write_metadata
+from sparkwright.probe.runner import metadata_folder
 from sparkwright.probe.upstream_choice import choose_tests
 from sparkwright.store.disk import remove_tree, storing, write_atomically
 from sparkwright.store.paths import Store
@@ -225,10 +226,8 @@ class UpstreamGate:
         """Run the tests that touch what differs between the trees, or of *only* those files."""
         trees = [part_of(self.repository, tree, _PARTS) for tree in (self.pristine, self.merged)]
         one, other = trees
-        self._folders = {
-            tree: tree_folder(self.store, self.repository, tree, under="", like=one if tree != one else None)
-            for tree in trees
-        }
+        self._folders = {tree: tree_folder(self.store, self.repository, tree, under="") for tree in trees}
+        share_bytecode(self.store, self.repository, (one, other), under="")
         if missing := [file for file in only if not (self._folders[one] / file).is_file()]:
             raise ConfigError(
                 f"{missing[0]} is not in upstream's tree", next_step="name it as tests/…/test_….py"
@@ -263,8 +262,7 @@ class UpstreamGate:
         packages = prepare_packages(self.store, self._python, offline=self.offline)
         script = _child_folder() / _SERVER
         for tree in dict.fromkeys(trees):
-            metadata = self.pool.folder()
-            write_metadata(metadata, self.version)
+            metadata = metadata_folder(self.pool.folder(), self.version)
             self.pool.start_server(
                 self._python,
                 tree,

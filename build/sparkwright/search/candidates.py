@@ -39,7 +39,7 @@ from sparkwright.pipeline.checkout import Checkout
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.options import BuildOptions
 from sparkwright.pipeline.state import require
-from sparkwright.probe.environment import tree_folder
+from sparkwright.probe.environment import share_bytecode, tree_folder
 from sparkwright.search.changes import SpecDifference
 from sparkwright.search.model import UntestableError
 from sparkwright.search.specs import ResolvedSpec, pinned_lock
@@ -106,10 +106,10 @@ class Realiser:
 
     def tree(self, candidate: ResolvedSpec) -> Path:
         """Return a read-only folder of the store with the package of the merged tree; see `merged`."""
-        report = self.merged(candidate)
-        return tree_folder(
-            self.access.store, self.access.repository, report.tree, under=_PACKAGE, like=report.pristine
-        )
+        report, (store, repository) = self.merged(candidate), (self.access.store, self.access.repository)
+        folder = tree_folder(store, repository, report.tree, under=_PACKAGE)
+        share_bytecode(store, repository, (report.pristine, report.tree), under=_PACKAGE)
+        return folder
 
     def exact_job(self, candidate: ResolvedSpec) -> Job:
         """Return the job of building *candidate*, with a pin that names every input by digest.

@@ -145,7 +145,7 @@ def _verify(plan: AssemblyPlan, actual: str) -> None:
 
 def _providers(upstream: StockWheel, plan: AssemblyPlan) -> tuple[RecordedBinary, ...]:
     """Return the origin of each binary; refuse upstream's where the merge changed their sources."""
-    binaries = upstream.binaries()
+    binaries = upstream.binaries
     for named in (plan.providers, plan.upstream_binaries, plan.left_out):
         if unknown := sorted(set(named) - set(binaries)):
             raise WheelError(

@@ -208,7 +208,7 @@ def _left_out_faults(
     upstream, inspector = subject.upstream, inspected.expectation.inspector
     if one.member in subject.archive.members:
         yield "is recorded as left out, and is there"
-    if one.member not in upstream.binaries():
+    if one.member not in upstream.binaries:
         yield "is no binary of upstream's wheel"
         return
     sha256 = upstream.listed[one.member].sha256

@@ -41,12 +41,9 @@ class StockWheel:
         """Tell if *member* is an ELF file, by its content."""
         return is_elf(self.archive.beginning(member, len(ELF_MAGIC)))
 
-    def binaries(self) -> tuple[str, ...]:
-        """Return the members that are ELF files, sorted."""
-        return self._binaries
-
     @cached_property
-    def _binaries(self) -> tuple[str, ...]:
+    def binaries(self) -> tuple[str, ...]:
+        """The members that are ELF files, sorted."""
         return tuple(sorted(name for name in self.archive.members if self.is_binary(name)))
 
 

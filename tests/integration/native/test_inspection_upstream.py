@@ -70,7 +70,7 @@ def test_the_locks_list_of_unneeded_binaries_is_complete(lock: Lock, access: Acc
     with open_source(stock) as upstream:
         looks = {
             member: inspect_binary(upstream.archive, member, upstream.listed[member].sha256, inspector)
-            for member in upstream.binaries()
+            for member in upstream.binaries
         }
         binaries = {member: classify(one.device, "12.1a") for member, one in looks.items()}
         plan = plan_slim(python_members(upstream, {}), binaries, lock.native.drop, "12.1a")
