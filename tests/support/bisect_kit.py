@@ -9,9 +9,9 @@ from world import World
 
 # A judge of its own: the tree is bad if clamp() doubles what it is given.
 JUDGE = """\
-import os, sys
+import sys
 from pathlib import Path
-text = Path(os.environ["SPARKWRIGHT_TREE"], "vllm", "clamp.py").read_text()
+text = Path(sys.argv[1], "vllm", "clamp.py").read_text()
 if "UNTESTABLE" in text:
     sys.exit(125)
 sys.exit("value * 2" in text)
@@ -49,7 +49,7 @@ def commit(world: World, message: str) -> str:
 def judge(world: World, text: str = JUDGE) -> str:
     path = world.folder / "judge.py"
     path.write_text(text)
-    return f"run {sys.executable} {path}"
+    return f"run {sys.executable} {path} {{tree}}"
 
 
 def harmless(world: World, number: int) -> str:

@@ -17,8 +17,8 @@ from sparkwright.cli.options import job_options, machines_option, require_librar
 from sparkwright.cli.session import WORK, Session, run_in_session
 from sparkwright.pipeline.options import BuildOptions, TargetOptions
 from sparkwright.search.changes import AXES
-from sparkwright.search.engine import bisect, evaluate, status
-from sparkwright.search.model import MOST_RUNS, SearchProblem, SearchResult, headline
+from sparkwright.search.engine import FILE, bisect, evaluate
+from sparkwright.search.model import SearchProblem, SearchResult, headline
 from sparkwright.search.setup import Search, SearchOptions, open_search
 from sparkwright.search.subsets import Changes
 from sparkwright.verify.runner import VERIFIER
@@ -26,13 +26,13 @@ from sparkwright.verify.runner import VERIFIER
 _EXIT = {"good": 0, "bad": 1}
 _UNTESTABLE = 125
 _DIGITS = 10
-_ENDS = 2
 # Options that name no other search: how it is run and shown.
-_OF_THE_RUN = frozenset({"words", "attempted", "listing"})
+_OF_THE_RUN = frozenset({"good", "bad", "attempted", "listing"})
 
 
 @click.command("bisect", cls=Command)
-@click.argument("words", nargs=-1, metavar="[GOOD BAD | status ID]")
+@click.argument("good")
+@click.argument("bad")
 @click.option(
     "--judge", metavar="JUDGE", help="The judge, such as 'probe FILE', 'verify CHECK', 'run COMMAND'."
 )
@@ -43,15 +43,11 @@ _OF_THE_RUN = frozenset({"words", "attempted", "listing"})
 @click.option("--any-failure", is_flag=True, help="Count every failure as the one searched for.")
 @click.option("--deterministic", is_flag=True, help="The judge never flakes: judge each candidate once.")
 @click.option(
-    "--repeat", type=click.IntRange(min=1), default=MOST_RUNS, help="The most repetitions of a candidate."
-)
-@click.option(
     "--timeout", "timeout_s", type=click.FloatRange(min=1), default=3600.0, help="Seconds of a command."
 )
 @click.option(
     "--recipe", default="", help="Serve candidates' wheels on a card so, by name or file, as verify."
 )
-@click.option("--profile", default="", help="How much is measured then: full, smoke, demo or cpu.")
 @click.option(
     "--try",
     "attempted",
@@ -66,7 +62,6 @@ _OF_THE_RUN = frozenset({"words", "attempted", "listing"})
 def command(
     session: Session,
     *,
-    words: tuple[str, ...],
     target: TargetOptions,
     **arguments: Any,
 ) -> Result:
@@ -79,13 +74,10 @@ def command(
     'verify CHECK' rehearses candidates on the CPU; with --recipe it serves their wheels on a card, here or on
     the machine of --cluster.
 
-    'bisect status ID' derives the result of a bisection again from its journal, or says how far it is.
-    The same command again resumes one that was stopped.
+    The same command again resumes a bisection that was stopped, and shows the result of one that has ended.
     """
-    if words[:1] == ("status",):
-        return _replay(session, *words[1:2])
     attempted, listing = arguments.pop("attempted"), arguments.pop("listing")
-    options = _options(words, arguments, listing=listing)
+    options = _options(arguments, listing=listing)
     build = BuildOptions(**vars(target), offline=session.offline)
     with open_search(session.checkout, session.access, build, options, VERIFIER) as search:
         if listing:
@@ -98,16 +90,13 @@ def command(
     return _finished(folder, search.problem, result)
 
 
-def _options(words: tuple[str, ...], arguments: dict[str, Any], *, listing: bool) -> SearchOptions:
-    if len(words) != _ENDS:
-        raise click.UsageError("A bisection needs two SPECs: GOOD and BAD.")
+def _options(arguments: dict[str, Any], *, listing: bool) -> SearchOptions:
     if not arguments["judge"] and not listing:
         raise click.UsageError("A bisection needs a judge: --judge 'probe FILE', for example.")
     if arguments["recipe"]:
         require_libraries()
     arguments["judge"] = arguments["judge"] or "merge"
-    good, bad = words
-    return SearchOptions(**arguments, good=good, bad=bad, command=(*words, *_repeated(arguments)))
+    return SearchOptions(**arguments, command=(arguments["good"], arguments["bad"], *_repeated(arguments)))
 
 
 def _repeated(arguments: dict[str, Any]) -> Iterator[str]:
@@ -126,21 +115,8 @@ def _repeated(arguments: dict[str, Any]) -> Iterator[str]:
             yield name if one is True else f"{name}={one}"
 
 
-def _root(session: Session) -> Path:
-    return session.checkout.folder / WORK / "bisect"
-
-
 def _folder(session: Session, problem: SearchProblem) -> Path:
-    return _root(session) / digest_of(to_builtins(problem))[:_DIGITS]
-
-
-def _known(session: Session, identity: str) -> Path:
-    """Return the folder of the bisection whose id begins with *identity*."""
-    known = sorted(path.name for path in _root(session).glob("*") if path.is_dir())
-    found = [name for name in known if name.startswith(identity)]
-    if len(found) != 1:
-        raise unknown_name("bisection", identity, known)
-    return _root(session) / found[0]
+    return session.checkout.folder / WORK / "bisect" / digest_of(to_builtins(problem))[:_DIGITS]
 
 
 def _list(search: Search) -> Result:
@@ -175,21 +151,6 @@ def _try(session: Session, search: Search, attempted: str) -> Result:
     )
 
 
-def _replay(session: Session, identity: str = "") -> Result:
-    """Derive a result again from its journal, and judge nothing."""
-    folder = _known(session, identity)
-    state = status(folder)
-    if state.refused is not None:
-        raise state.refused
-    if state.result is None:
-        raise BisectionError(
-            f"bisection {folder.name} has not ended",
-            because=f"its journal holds {state.evaluations} evaluations, and about {state.left:.0f} are left",
-            next_step="run its command again: it resumes",
-        )
-    return _finished(folder, state.problem, state.result)
-
-
 def _finished(folder: Path, problem: SearchProblem, result: SearchResult) -> Result:
     """Return the answer; a range or a set is called no culprit."""
     failure = None
@@ -199,7 +160,7 @@ def _finished(folder: Path, problem: SearchProblem, result: SearchResult) -> Res
             because="what lies between them could not be judged"
             if result.kind == "range"
             else "they could not be separated",
-            next_step=f"sparkwright bisect status {folder.name} --json says why, for each candidate",
+            next_step=f"read why, for each candidate, in {folder / FILE}",
         )
     titles = {change.id: change.title for change in problem.changes}
     seconds = sum(step.evaluation.seconds for step in result.steps)
@@ -214,7 +175,6 @@ def _finished(folder: Path, problem: SearchProblem, result: SearchResult) -> Res
             f"{evaluations} in {human_seconds(seconds)}, {unclear}",
             ("journal", str(folder)),
             *(("check", check) for check in result.check),
-            ("next", result.check[0] if result.check else f"sparkwright bisect status {folder.name}"),
         ],
         failure,
     )

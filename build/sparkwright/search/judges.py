@@ -27,11 +27,11 @@ from sparkwright.probe.runner import run_probe
 from sparkwright.search.candidates import Realiser
 from sparkwright.search.metric import FigureSampler, MetricJudge, Rehearsing, Serving, parse_figure
 from sparkwright.search.model import CandidateJudge, Evaluation, StepVerdict
-from sparkwright.store.disk import storing, write_atomically
+from sparkwright.store.disk import write_atomically
 
 KINDS = "probe FILE, merge [CARRY …], verify CHECK, metric FIGURE@N --worse-by SHARE, run COMMAND …"
 _PACKAGE = "vllm"
-_OUTPUT, _SPEC = "output.log", "spec.json"
+_OUTPUT = "output.log"
 _NO_LIMIT_MIB = 1 << 40
 _UNTESTABLE = 125
 _NOT_STARTED = 126  # from here on the shell or a signal is what ended the command
@@ -210,9 +210,7 @@ class CommandJudge:
 
     It is run in a process group of its own and without a shell. ``{wheel}`` and ``{tree}`` in its words stand
     for the candidate's wheel and for a folder with its merged package; each is made only if it is mentioned.
-    ``SPARKWRIGHT_WHEEL``, ``SPARKWRIGHT_TREE`` and ``SPARKWRIGHT_SPEC``, a JSON file, say the same in its
-    environment; the tree is always there. The signature is what it prints behind ``signature:`` at the start
-    of a line, or its exit status.
+    The signature is what it prints behind ``signature:`` at the start of a line, or its exit status.
     """
 
     words: tuple[str, ...]
@@ -229,20 +227,17 @@ class CommandJudge:
         """
         del attempt
         candidate = self.realiser.candidate(applied)
-        tree = str(self.realiser.tree(candidate))
-        wheel = ""
-        if any("{wheel}" in word for word in self.words):
-            wheel = str(self.realiser.wheel(candidate))
-        log = folder / _OUTPUT
-        with storing(f"writing to {folder}"):
-            write_atomically(folder / _SPEC, to_json(candidate.described))
-        variables = {"SPARKWRIGHT_TREE": tree, "SPARKWRIGHT_SPEC": str(folder / _SPEC)}
+        words, log = list(self.words), folder / _OUTPUT
+        for mark, make in {"{tree}": self.realiser.tree, "{wheel}": self.realiser.wheel}.items():
+            if any(mark in word for word in words):
+                made = str(make(candidate))
+                words = [word.replace(mark, made) for word in words]
         try:
             done = run_limited(
-                [word.replace("{wheel}", wheel).replace("{tree}", tree) for word in self.words],
+                words,
                 limits=ProcessLimits(self.timeout_s, _NO_LIMIT_MIB),
                 cwd=Path.cwd(),
-                env={**os.environ, **variables, **({"SPARKWRIGHT_WHEEL": wheel} if wheel else {})},
+                env=dict(os.environ),
                 log=log,
                 guard=True,  # it may run for an hour
             )

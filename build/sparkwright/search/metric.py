@@ -10,7 +10,7 @@ import math
 import re
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -81,13 +81,11 @@ class MetricJudge:
     baseline: frozenset[str] = frozenset()
     most_samples: int = 128
     kept: Path | None = None
-    name: str = field(init=False)
 
-    def __post_init__(self) -> None:
-        """Check the limits."""
-        if not 0 < self.worse_by < 1 or self.most_samples < _FIRST_LOOK:
-            raise ValueError(f"no metric can be judged by {self.worse_by} with {self.most_samples} samples")
-        self.name = f"metric {self.sampler.name} worse by {self.worse_by:.3g}"
+    @property
+    def name(self) -> str:
+        """The metric, and the share by which it is worse."""
+        return f"metric {self.sampler.name} worse by {self.worse_by:.3g}"
 
     def evaluate(self, applied: frozenset[str], *, attempt: int, folder: Path) -> Evaluation:
         """Judge the candidate; its value is its metric over the good end's."""
@@ -132,7 +130,6 @@ class MetricJudge:
             ratio, low, high = found.value, found.low, found.high
             worst, best = (low, high) if self.higher_is_better else (1 / high, 1 / low)
             detail = f"{ratio:.4f} of the good end's ({low:.4f} to {high:.4f}), {count} samples each"
-            emit("bisect.metric", ratio=ratio, low=low, high=high, samples=count)
             if best < limit:
                 return StepVerdict.BAD, ratio, detail
             if worst > limit:
@@ -245,17 +242,12 @@ class Rehearsing:
 
 @dataclass(frozen=True)
 class Serving:
-    """Candidates' wheels, served by a recipe.
-
-    Attributes:
-        profile: how much is measured; by what is judged if it is empty.
-    """
+    """Candidates' wheels, served by a recipe."""
 
     realiser: Realiser
     machines: Cluster | ThisMachine
     recipe: str
     verifier: Verifier
-    profile: str = ""
 
     @property
     def checks(self) -> Sequence[str]:
@@ -266,9 +258,8 @@ class Serving:
         """Return the machines and the recipe, with the digest of its file."""
         path = Path(self.recipe)
         digest = f" ({sha256_file(path)[:12]})" if path.suffix == ".toml" and path.is_file() else ""
-        profile = f", {self.profile}" if self.profile else ""
         machines = self.machines.address.name if isinstance(self.machines, Cluster) else "this machine"
-        return f"on {machines} with {path.name}{digest}{profile}"
+        return f"on {machines} with {path.name}{digest}"
 
     def check(self, applied: frozenset[str], check: str, folder: Path) -> tuple[CheckOutcome, str]:
         """Return the outcome of one check of the candidate's server, and where all of them are."""
@@ -282,11 +273,10 @@ class Serving:
         self, applied: frozenset[str], folder: Path, *, checks: tuple[str, ...], levels: tuple[int, ...] = ()
     ) -> CheckResult:
         """Have the candidate's wheel served and verified; the result and the run are kept in *folder*."""
-        usual = _SAMPLE if levels or self.recipe == _SAMPLE else "full"
         request = CheckRequest(
             vllm=self.realiser.wheel(self.realiser.candidate(applied)),
             recipe=self.recipe,
-            profile=self.profile or usual,
+            profile=_SAMPLE if levels or self.recipe == _SAMPLE else "full",
             checks=checks,
             levels=levels,
             offline=self.realiser.access.settings.offline,

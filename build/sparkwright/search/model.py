@@ -13,7 +13,7 @@ from sparkwright.base.text import clean
 
 _NAMED = 3  # changes at most that a headline names
 CONFIDENCE, MOST_RUNS = 0.95, 64
-"""Of an answer at which a search ends, and of repetitions of one candidate, unless others are given."""
+"""Of an answer at which a search ends, and repetitions of one candidate: a rarer failure is refused."""
 
 Axis = Literal["upstream", "carries", "kernels"]
 Role = Literal["bad end", "good end", "search", "check"]
@@ -80,7 +80,6 @@ class SearchProblem(Model, frozen=True):
         any_failure: every failure counts as the one being chased, which is the bad end's otherwise.
         command: repeats one evaluation by hand; ``{applied}`` stands for the ids of the changes, with commas
             between, without those that others of them require.
-        most_runs: the most repetitions of one candidate: a failure too rare to be seen in them is refused.
     """
 
     start: str
@@ -92,8 +91,6 @@ class SearchProblem(Model, frozen=True):
     weights: dict[str, float] = msgspec.field(default_factory=dict)
     any_failure: bool = False
     command: str = ""
-    confidence: float = CONFIDENCE
-    most_runs: int = MOST_RUNS
 
 
 class SearchStep(Model, frozen=True):

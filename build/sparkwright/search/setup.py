@@ -49,10 +49,8 @@ class SearchOptions:
     find_fix: bool
     any_failure: bool
     deterministic: bool
-    repeat: int
     timeout_s: float
     recipe: str
-    profile: str
     cluster: str
     command: tuple[str, ...]
 
@@ -125,9 +123,9 @@ def _end(resolver: Resolver, text: str, names: tuple[str, ...]) -> ResolvedSpec:
 def _serving(realiser: Realiser, options: SearchOptions, verifier: Verifier) -> Serving | None:
     """Return how a recipe serves candidates, on this machine's card or another's; `None` without a recipe."""
     if not options.recipe:
-        if options.profile or options.cluster:
+        if options.cluster:
             raise ConfigError(
-                "--profile and --cluster are for what a recipe serves",
+                "--cluster is for what a recipe serves",
                 because="everything else is judged on this machine, by code alone",
                 next_step="add --recipe NAME",
             )
@@ -145,11 +143,11 @@ def _serving(realiser: Realiser, options: SearchOptions, verifier: Verifier) -> 
     _ = load_recipe(options.recipe)  # an unknown or malformed one is refused before any work
     access = realiser.access
     if not options.cluster:
-        return Serving(realiser, ThisMachine(store=access.store), options.recipe, verifier, options.profile)
+        return Serving(realiser, ThisMachine(store=access.store), options.recipe, verifier)
     if access.settings.offline:
         raise NotInStoreError(f"{options.cluster} cannot be reached", because="the network is off")
     machines = Cluster(address=parse_cluster(options.cluster), store=access.store)
-    return Serving(realiser, machines, options.recipe, verifier, options.profile)
+    return Serving(realiser, machines, options.recipe, verifier)
 
 
 def _platform(start: ResolvedSpec, end: ResolvedSpec, otherwise: str) -> str:
@@ -187,5 +185,4 @@ def _problem(realiser: Realiser, judge: CandidateJudge, options: SearchOptions) 
         weights=weigh(found.changes, suspects),
         any_failure=options.any_failure,
         command=shlex.join(("sparkwright", "bisect", *options.command, "--try=")) + "{applied}",
-        most_runs=options.repeat,
     )

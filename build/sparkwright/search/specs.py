@@ -77,24 +77,18 @@ class ResolvedSpec:
     platform: str = ""
 
     @property
-    def _inputs(self) -> dict[str, object]:
-        version = self.point.version
-        return {
-            "version": version,
-            "commit": self.point.commit,
-            "carries": [{"name": one.name, "content": one.content_id(version)} for one in self.carries],
-            "arch": self.arch,
-        }
-
-    @property
     def digest(self) -> str:
         """Return its name: candidates with one digest are built from the same inputs."""
-        return digest_of({**self._inputs, "pinned": self.lock.release.commit if self.lock else ""})
-
-    @property
-    def described(self) -> dict[str, object]:
-        """Return what a command reads of it."""
-        return {"digest": self.digest, "patchset": self.patchset, **self._inputs}
+        version = self.point.version
+        return digest_of(
+            {
+                "version": version,
+                "commit": self.point.commit,
+                "carries": [{"name": one.name, "content": one.content_id(version)} for one in self.carries],
+                "arch": self.arch,
+                "pinned": self.lock.release.commit if self.lock else "",
+            }
+        )
 
     def describe(self) -> str:
         """Return it in words."""

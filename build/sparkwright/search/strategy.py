@@ -21,6 +21,8 @@ from msgspec import structs
 from sparkwright.base.errors import BisectionError
 from sparkwright.engine.outcomes import normalise
 from sparkwright.search.model import (
+    CONFIDENCE,
+    MOST_RUNS,
     Calibration,
     Evaluation,
     Role,
@@ -242,7 +244,7 @@ class _Search:
             yield from locate(
                 posterior,
                 lambda position, left: self._observe(base.union(pool[:position]), left),
-                confidence=self.problem.confidence,
+                confidence=CONFIDENCE,
                 untestable=untestable,
             )
         )
@@ -332,7 +334,7 @@ def calibrate(
     good_end, bad_end = ends(problem)
     runs, shown = yield from _run_bad(problem, bad_end, bad)
     doubt = _doubt(runs, shown, deterministic=problem.deterministic)
-    repetitions = _repetitions(problem, doubt, runs, shown)
+    repetitions = _repetitions(doubt, runs, shown)
     for _ in range(repetitions):
         step = yield from good()
         if step.verdict is StepVerdict.BAD:
@@ -367,8 +369,7 @@ def _run_bad(
     problem: SearchProblem, bad_end: str, bad: Callable[[], Generator[Any, Any, SearchStep]]
 ) -> Generator[Any, Any, tuple[int, int]]:
     """Run the bad end, doubling the runs until it shows; return runs, and those that were bad."""
-    wanted = 1 if problem.deterministic else min(_RUNS, problem.most_runs)
-    most = 1 if problem.deterministic else problem.most_runs
+    wanted, most = (1, 1) if problem.deterministic else (_RUNS, MOST_RUNS)
     runs: list[SearchStep] = []
     while True:
         while len(runs) < wanted:
@@ -386,7 +387,7 @@ def _run_bad(
         raise BisectionError(
             f"{bad_end} is not bad",
             because=f"{problem.judge} finds it good in {hidden} of {hidden} runs",
-            next_step="check that the ends are not the wrong way round, or allow more runs",
+            next_step="check that the ends are not the wrong way round, or give a judge that provokes it",
         )
     return shown + hidden, shown
 
@@ -401,16 +402,16 @@ def _doubt(runs: int, shown: int, *, deterministic: bool) -> float:
     return 1.0 if shown < runs else 1 / (runs + 2)
 
 
-def _repetitions(problem: SearchProblem, doubt: float, runs: int, shown: int) -> int:
+def _repetitions(doubt: float, runs: int, shown: int) -> int:
     """Return the number of good runs after which a bad candidate would have shown."""
-    allowed = (1 - problem.confidence) / _CHECKS
+    allowed = (1 - CONFIDENCE) / _CHECKS
     a, b = 1.0 + shown, 1.0 + runs - shown
-    for number in range(1, problem.most_runs + 1):
+    for number in range(1, MOST_RUNS + 1):
         log = math.lgamma(b + number) - math.lgamma(b) + math.lgamma(a + b) - math.lgamma(a + b + number)
         if doubt * math.exp(log) <= allowed:
             return number
     raise BisectionError(
         "the failure is too rare to be searched",
-        because=f"it showed in {shown} of {runs} runs: {problem.most_runs} good runs would not rule it out",
-        next_step="give a judge that provokes it more often, or allow more runs",
+        because=f"it showed in {shown} of {runs} runs: {MOST_RUNS} good runs would not rule it out",
+        next_step="give a judge that provokes it more often",
     )

@@ -129,7 +129,6 @@ def test_a_carry_that_slows_each_step_is_named_by_a_metric(reachable: World) -> 
         ("--judge=verify coherence", "--recipe=smoke", "--cluster=-oProxyCommand=x"),
         ("--judge=verify coherence", "--cluster=ssh://one"),
         ("--judge=run true", "--cluster=ssh://one"),
-        ("--judge=verify coherence", "--profile=smoke"),
         ("--judge=metric decode-tok-s@1 --worse-by 5%", "--recipe=smoke", "--cluster=ssh://one,two"),
         ("--judge=metric decode-tok-s@1 --worse-by 5%",),
         ("--judge=metric decode-tok-s@1 --worse-by 100%", "--recipe=smoke"),
