@@ -4,7 +4,6 @@ from typing import Any
 
 from sparkwright.merge.report import Hazard, OutcomeKind
 from sparkwright.nightly.model import (
-    NIGHT_FORMAT,
     CarryNight,
     Judgement,
     Mark,
@@ -45,8 +44,6 @@ def culprit(**changes: Any) -> UpstreamCommit:
         "files": ("vllm/clamp.py",),
         "before": OutcomeKind.APPLIED,
         "after": OutcomeKind.CONFLICT,
-        "merges": 5,
-        "seconds": 0.21,
         "pull": 45544,
     }
     return UpstreamCommit(**{**told, **changes})
@@ -56,7 +53,6 @@ def carry(name: str, judgement: Judgement = Judgement.NEEDED, **changes: Any) ->
     """Return a carry with that judgement, and what the night's core says about one: evidence if it is red."""
     told: dict[str, Any] = {
         "name": name,
-        "title": f"Repair {name}",
         "outcome": OUTCOMES[judgement],
         "judgement": judgement,
         "finding": f"{name}(99) is not 10",
@@ -64,7 +60,6 @@ def carry(name: str, judgement: Judgement = Judgement.NEEDED, **changes: Any) ->
     if judgement.standing is Standing.RED:
         told |= {
             "red_since": "2026-11-20",
-            "days_red": 3,
             "holds": "1.2.0",
             "culprit": culprit(after=OUTCOMES[judgement]),
             "bisect_command": f"sparkwright bisect 1.2.0 1.3.0 --judge 'probe {name}'",
@@ -97,7 +92,6 @@ def built(**changes: Any) -> NightBuild:
 
 def night(*targets: TargetNight, **changes: Any) -> Night:
     told: dict[str, Any] = {
-        "format": NIGHT_FORMAT,
         "id": "12",
         "date": "2026-11-22",
         "started": "2026-11-22T03:00:05+00:00",
@@ -112,8 +106,7 @@ def night(*targets: TargetNight, **changes: Any) -> Night:
 
 def strip(*judgements: Judgement) -> tuple[Mark, ...]:
     return tuple(
-        Mark(night=str(day), date=f"2026-11-{day:02}", target="1.3.0", outcome=OUTCOMES[one], judgement=one)
-        for day, one in enumerate(judgements, 1)
+        Mark(date=f"2026-11-{day:02}", target="1.3.0", judgement=one) for day, one in enumerate(judgements, 1)
     )
 
 
@@ -125,7 +118,6 @@ def eventful() -> Night:
             f"carry-{judgement}",
             judgement,
             previous=OutcomeKind.APPLIED,
-            previous_judgement=good,
             history=strip(good, good, judgement, judgement),
         )
         for judgement in Judgement
@@ -136,7 +128,6 @@ def eventful() -> Night:
         alone=OutcomeKind.APPLIED,
         conflicts=("vllm/clamp.py",),
         previous=OutcomeKind.APPLIED,
-        previous_judgement=good,
         hazards=(
             Hazard(kind="both-sides", path="vllm/clamp.py", name="Clamp.low"),
             Hazard(kind="signature", path="vllm/align.py", name="align"),
@@ -175,7 +166,6 @@ def hostile() -> Night:
     bad = carry(
         "clamp",
         Judgement.CONFLICT,
-        title=EVIL,
         detail=EVIL,
         finding=EVIL,
         conflicts=(EVIL,),

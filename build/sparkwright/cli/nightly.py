@@ -49,7 +49,6 @@ _MENDS = {
 @click.option("--triton", is_flag=True, help="Compile the merged tree's Triton kernels for a GB10 too.")
 @click.option("--no-tests", is_flag=True, help="Do not run upstream's own tests on both trees.")
 @click.option("--again", is_flag=True, help="Work though nothing is new.")
-@click.option("--date", default="", metavar="YYYY-MM-DD", help="Record the night under this date.")
 @click.option(
     "--detailed-exit-code", is_flag=True, help=f"Exit with {_NOTHING_NEW} instead of 0 if nothing is new."
 )
@@ -57,8 +56,9 @@ _MENDS = {
     "--propose", is_flag=True, help="Write what is good into a branch, for a person to review; see --push."
 )
 @click.option("--propose-last", is_flag=True, help="Look for nothing new: propose what the last night found.")
-@click.option("--push", is_flag=True, help="Push the branches, replacing those that it pushed before.")
-@click.option("--remote", default="origin", show_default=True, help="Push them there.")
+@click.option(
+    "--push", is_flag=True, help="Push the branches to origin, replacing those that it pushed before."
+)
 @job_options
 @run_in_clone
 def command(
@@ -71,12 +71,10 @@ def command(
     triton: bool,
     no_tests: bool,
     again: bool,
-    date: str,
     detailed_exit_code: bool,
     propose: bool,
     propose_last: bool,
     push: bool,
-    remote: str,
     target: TargetOptions,
 ) -> Result:
     """Follow upstream: what is new, and what it does to every carry.
@@ -104,14 +102,11 @@ def command(
         kernels=triton,
         tests=not no_tests,
         again=again,
-        date=date,
     )
     with hold(work / "nightly.lock", "the nightly run of this checkout"):
         night = last_night(nights) if propose_last else follow(job, options, nights)
         proposing = propose or propose_last or push
-        delivered = deliver(
-            job, night, nights, options.folder, propose=proposing, remote=remote if push else ""
-        )
+        delivered = deliver(job, night, nights, options.folder, propose=proposing, push=push)
     return Result(
         {**to_builtins(night), **to_builtins(delivered)},
         list(_shown(session, night, delivered)),
@@ -126,7 +121,7 @@ def _shown(session: Session, night: Night, delivered: Delivered) -> Iterator[Par
             yield Path(file.path).read_text(encoding="utf-8")
     for one in delivered.proposals:
         if not isinstance(one, str):
-            state = f"pushed to {one.pushed}" if one.pushed else "not pushed"
+            state = "pushed to origin" if one.pushed else "not pushed"
             yield "branch", f"{one.branch}, {len(one.commits)} commits, {state}"
             if not one.pushed:
                 yield "next", f"git log -p {one.base[:12]}..{one.branch}, then --propose-last --push"

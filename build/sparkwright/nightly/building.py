@@ -19,7 +19,7 @@ from sparkwright.base.errors import (
     SparkwrightError,
     StorageError,
 )
-from sparkwright.base.events import emit, task
+from sparkwright.base.events import task
 from sparkwright.base.text import few
 from sparkwright.engine.outcomes import Verifier
 from sparkwright.lock.bump import rewrite
@@ -89,7 +89,6 @@ def build(
         seconds = round(time.monotonic() - started, 3)
         return Built(with_fields(failed, status="skipped", reason=str(error), seconds=seconds))
     except SparkwrightError as error:
-        emit("night.build-failed", target=target.label, error=str(error))
         seconds = round(time.monotonic() - started, 3)
         return Built(with_fields(failed, reason=str(error), seconds=seconds))
     wheel = require(state.wheel)

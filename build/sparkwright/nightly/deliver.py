@@ -48,13 +48,13 @@ def last_night(nights: NightState) -> Night:
 
 
 def deliver(
-    job: Job, night: Night, nights: NightState, folder: Path, *, propose: bool = False, remote: str = ""
+    job: Job, night: Night, nights: NightState, folder: Path, *, propose: bool = False, push: bool = False
 ) -> Delivered:
     """Write the report of *night* into *folder*, and branches if it is to *propose* any.
 
     A night without anything new leaves the last one's report in place, and proposes what that one found.
 
-    They are pushed to *remote*, unless it is empty.
+    With *push* they are pushed to the clone's origin.
     """
     if night.verdict is NightVerdict.NOTHING_NEW:
         if not propose:
@@ -63,7 +63,7 @@ def deliver(
     written = write_report(job, night, folder)  # first, so that it is there if no branch can be written
     if not propose:
         return Delivered(report=written)
-    proposals = propose_night(job, night, remote)
+    proposals = propose_night(job, night, push=push)
     return Delivered(report=write_report(job, night, folder, proposals), proposals=proposals)
 
 
@@ -87,8 +87,8 @@ def write_report(
     return tuple(written)
 
 
-def propose_night(job: Job, night: Night, remote: str) -> tuple[Proposal | str, ...]:
-    """Write a branch for each target of *night*, or say why there is none, and push it to *remote* if any.
+def propose_night(job: Job, night: Night, *, push: bool) -> tuple[Proposal | str, ...]:
+    """Write a branch for each target of *night*, or say why there is none, and *push* it to origin.
 
     Raises:
         ConfigError: the project is no clone, or differs from what was judged.
@@ -115,9 +115,9 @@ def propose_night(job: Job, night: Night, remote: str) -> tuple[Proposal | str, 
                 next_step="run 'sparkwright nightly --again --propose'",
             )
         proposal = proposer.propose(found, _lock(job, found), _proofs(job, found))
-        if isinstance(proposal, Proposal) and remote:
-            clone.push(proposal.branch, remote, key=BASE_TRAILER)
-            proposal = replace(proposal, pushed=remote)
+        if isinstance(proposal, Proposal) and push:
+            clone.push(proposal.branch, "origin", key=BASE_TRAILER)
+            proposal = replace(proposal, pushed=True)
         made.append(proposal)
     return tuple(made)
 

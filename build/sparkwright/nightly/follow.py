@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -15,7 +14,7 @@ from msgspec.structs import replace as with_fields
 from sparkwright import __version__
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_bytes
-from sparkwright.base.errors import ConfigError, EnvironmentSetupError, NotInStoreError, ToolError
+from sparkwright.base.errors import EnvironmentSetupError, NotInStoreError, ToolError
 from sparkwright.base.events import emit, task
 from sparkwright.carries.model import Carry
 from sparkwright.carries.patchset import BuildSpec
@@ -27,11 +26,9 @@ from sparkwright.nightly.discover import UpstreamNews
 from sparkwright.nightly.judging import Judge, Judged
 from sparkwright.nightly.merging import Merging
 from sparkwright.nightly.model import (
-    NIGHT_FORMAT,
     NOT_ASKED,
     CarryNight,
     Heads,
-    Judgement,
     Mark,
     Night,
     NightBuild,
@@ -46,11 +43,9 @@ from sparkwright.nightly.model import (
     red_since,
 )
 from sparkwright.pipeline.job import Job
-from sparkwright.pipeline.proofs import find_proof
 from sparkwright.probe.pool import ProbePool
 
 _MOST_MARKS = 60
-_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 
 
 @dataclass(frozen=True)
@@ -62,7 +57,6 @@ class NightOptions:
         onto: names of targets; the newest release and commit by default.
         verifier: runs the checks of a rehearsal of what was built; `None` for no rehearsal.
         kernels: whether to compile the merged tree's Triton kernels for a GB10.
-        date: the date to record, ISO 8601; today by default.
     """
 
     folder: Path
@@ -73,7 +67,6 @@ class NightOptions:
     kernels: bool = False
     tests: bool = False
     again: bool = False
-    date: str = ""
 
 
 def follow(job: Job, options: NightOptions, state: NightState) -> Night:
@@ -81,12 +74,8 @@ def follow(job: Job, options: NightOptions, state: NightState) -> Night:
 
     Raises:
         UnknownNameError: a target that was named does not exist.
-        ConfigError: the date is none.
     """
-    now = datetime.now(UTC)
-    if options.date and not _DATE.fullmatch(options.date):
-        raise ConfigError(f"{options.date!r} is no date", next_step="write it as 2026-11-22")
-    return _Run(job, options, state, now).night()
+    return _Run(job, options, state, datetime.now(UTC)).night()
 
 
 @dataclass
@@ -123,7 +112,7 @@ class _Run:
     @property
     def date(self) -> str:
         """Date of the night."""
-        return self.options.date or self.now.date().isoformat()
+        return self.now.date().isoformat()
 
     def _night(
         self,
@@ -133,7 +122,6 @@ class _Run:
         started: float,
     ) -> Night:
         return Night(
-            format=NIGHT_FORMAT,
             id=self.state.next_id(),
             date=self.date,
             started=self.now.isoformat(timespec="seconds"),
@@ -161,7 +149,6 @@ class _Run:
             }
         return digest_of(
             {
-                "format": NIGHT_FORMAT,
                 "sparkwright": __version__,
                 "pin": self.job.spec.lock.release.commit,
                 "kernels": self.job.spec.arch or "",
@@ -237,33 +224,22 @@ class _Run:
         if culprit is None and previous is not outcome.kind:
             releases = partial(self.upstream.between, former.target, target)
             culprit = merging.culprit(carry, former.target, alone=alone, releases=releases)
-        mark = Mark(
-            night=self.state.next_id(),
-            date=self.date,
-            target=target.label,
-            outcome=outcome.kind,
-            judgement=judged.judgement,
-        )
+        mark = Mark(date=self.date, target=target.label, judgement=judged.judgement)
         history = (*former.marks(carry.name), mark)
-        since = red_since(history, self.date)
         good = holds(history, self.upstream.pin.label)
         red = judged.judgement.standing is Standing.RED
         return CarryNight(
             name=carry.name,
-            title=carry.spec.title,
             outcome=outcome.kind,
             judgement=judged.judgement,
             alone=alone,
             detail=outcome.detail,
             finding=judged.finding,
             hazards=outcome.hazards,
-            paths=outcome.named_paths or outcome.conflicts or outcome.concerns or merging.touched(carry),
             conflicts=outcome.conflicts,
             previous=previous,
-            previous_judgement=former.judgement(carry),
             culprit=culprit,
-            red_since=since,
-            days_red=_days(since, self.date),
+            red_since=red_since(history),
             holds=good,
             bisect_command=_bisect(carry.at(target.version), self.job.spec, good, target) if red else "",
             history=history,
@@ -315,26 +291,6 @@ class Former:
             return self._report.outcome(name).kind
         last = self.carry(name)
         return None if last is None else last.outcome
-
-    def judgement(self, carry: Carry) -> Judgement | None:
-        """Return its judgement there, as far as that is known without running a probe."""
-        if self._report is None:
-            last = self.carry(carry.name)
-            return None if last is None else last.judgement
-        outcome = self._report.outcome(carry.name)
-        if not outcome.kind.wants_proof:
-            return None if outcome.kind.blocks_build else Judgement.DECLARED
-        proof = find_proof(self.job, self._report, carry)
-        if proof is None:
-            return None
-        return Judgement.NEEDED if outcome.kind.in_tree else Judgement.NOT_NEEDED
-
-
-def _days(since: str, today: str) -> int:
-    """Return the days from *since* to *today*, counting both; 0 if it is not red."""
-    if not since:
-        return 0
-    return max(1, (datetime.fromisoformat(today) - datetime.fromisoformat(since)).days + 1)
 
 
 def _bisect(carry: Carry, spec: BuildSpec, good: str, target: UpstreamTarget) -> str:

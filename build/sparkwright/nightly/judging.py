@@ -6,10 +6,9 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from sparkwright.base.events import emit
 from sparkwright.carries.model import Carry
 from sparkwright.git.repository import Repository
-from sparkwright.merge.report import MergeReport, Outcome, OutcomeKind
+from sparkwright.merge.report import MergeReport, OutcomeKind
 from sparkwright.nightly.model import Judgement
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.proofs import Trial, trial_of
@@ -62,11 +61,6 @@ class Judge:
         A probe runs only if the store has no proof with the same inputs.
         """
         outcome = self.report.outcome(carry.name)
-        judged = self._judge(carry, outcome, touched)
-        emit("night.judged", carry=carry.name, judgement=str(judged.judgement), finding=judged.finding)
-        return judged
-
-    def _judge(self, carry: Carry, outcome: Outcome, touched: Sequence[str]) -> Judged:
         if outcome.kind in _DECLARED:
             return Judged(Judgement.DECLARED, outcome.detail)
         if carry.spec.probe is None:

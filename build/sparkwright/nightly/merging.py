@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-
-from msgspec.structs import replace as with_fields
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import BisectionError
-from sparkwright.base.events import emit
 from sparkwright.carries.model import Carry
 from sparkwright.carries.patchset import closure
 from sparkwright.git.repository import Repository
@@ -29,7 +25,7 @@ from sparkwright.search.strategy import Question, solve
 from sparkwright.upstream.releases import Pristine
 
 _RECORD = "culprit"
-_RULES = 2  # part of the record's key: raised when a search gives another result for the same inputs
+_RULES = 3  # part of the record's key: raised when a search gives another result for the same inputs
 _SIGNAL = re.compile(r"^(?:subject|patch-id) ([0-9a-f]{12})\b")
 _DECIDED = {OutcomeKind.SUPERSEDED, OutcomeKind.LEFT_OUT}
 
@@ -42,7 +38,7 @@ class Merging:
     target: UpstreamTarget
     _listed: dict[str, Sequence[UpstreamStep]] = field(default_factory=dict)
 
-    @cached_property
+    @functools.cached_property
     def report(self) -> MergeReport:
         """The merge of the whole patchset, in order."""
         return self.engine(self.target.tree, self.job.spec.carries, commit=self.target.commit)
@@ -55,7 +51,7 @@ class Merging:
         request = self.job.merge_request(pristine, self.target.version)
         return merge_patchset(self.job.repository, replace(request, carries=tuple(carries)))
 
-    @cached_property
+    @functools.cached_property
     def _ready(self) -> dict[str, Preparation]:
         """Carries that are merged into upstream's own tree, with their changes, by name."""
         left_out = self.job.spec.left_out
@@ -121,15 +117,9 @@ class Merging:
         store = self.job.store
         if (known := store.find_record_as(UpstreamCommit, _RECORD, key)) is not None:
             return known
-        started = time.monotonic()
         found = self._signalled(outcome) or self._searched(carry, part, old, None if by_commit else releases)
         if found is not None:
-            found = with_fields(found, seconds=round(time.monotonic() - started, 3))
             store.put_record(_RECORD, key, to_builtins(found))
-            emit(
-                "night.culprit", carry=carry.name, commit=found.commit, release=found.release,
-                merges=found.merges, seconds=found.seconds,
-            )  # fmt: skip
         return found
 
     def _part(self, carry: Carry, outcome: Outcome, alone: OutcomeKind | None) -> tuple[Carry, ...] | None:
@@ -156,13 +146,7 @@ class Merging:
         releases: Callable[[], Sequence[UpstreamStep]] | None,
     ) -> UpstreamCommit | None:
         repository, after = self.job.repository, self.report.outcome(carry.name).kind
-        known: dict[str, OutcomeKind] = {}
-
-        def outcome(tree: str) -> OutcomeKind:
-            if tree not in known:
-                known[tree] = self.engine(tree, part).outcomes[-1].kind
-            return known[tree]
-
+        outcome = functools.cache(lambda tree: self.engine(tree, part).outcomes[-1].kind)
         if outcome(old.tree) is after:
             return None  # the carry itself changed, or history's signals decided
         paths, start = self.touched(carry), old.tree
@@ -178,19 +162,17 @@ class Merging:
             return None  # no merge can tell, or the older target's own branch made the difference
         found, tree = steps[index], steps[index - 1].point.tree if index else start
         if found.point.commit:
-            named = describe_commit(repository, found.point.commit, paths, outcome(tree), after)
-        else:
-            named = UpstreamCommit(
-                commit="",
-                release=found.point.version,
-                subject=found.title,
-                author="",
-                date="",
-                files=changed_files(repository, tree, found.point.tree, paths),
-                before=outcome(tree),
-                after=after,
-            )
-        return with_fields(named, merges=len(known))
+            return describe_commit(repository, found.point.commit, paths, outcome(tree), after)
+        return UpstreamCommit(
+            commit="",
+            release=found.point.version,
+            subject=found.title,
+            author="",
+            date="",
+            files=changed_files(repository, tree, found.point.tree, paths),
+            before=outcome(tree),
+            after=after,
+        )
 
     def _commits(self, left: str) -> Sequence[UpstreamStep]:
         """Return upstream's commits from where a branch *left* it up to the target, listed once."""

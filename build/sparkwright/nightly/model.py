@@ -15,8 +15,6 @@ from sparkwright.base.errors import StorageError
 from sparkwright.merge.report import Hazard, OutcomeKind
 from sparkwright.store.disk import storing, write_atomically
 
-NIGHT_FORMAT = 1
-
 TargetKind = Literal["release", "commit"]
 
 
@@ -112,7 +110,6 @@ class UpstreamCommit(Model, frozen=True):
         commit: full id; empty for a release.
         release: the release, where no commit can be named; else empty.
         before: the carry's outcome on its first parent, or on the release before.
-        merges: number of merges that the search took; 0 where a signal of git's history named it.
     """
 
     commit: str
@@ -123,18 +120,14 @@ class UpstreamCommit(Model, frozen=True):
     before: OutcomeKind
     after: OutcomeKind
     release: str = ""
-    merges: int = 0
-    seconds: float = 0.0
     pull: int | None = None
 
 
 class Mark(Model, frozen=True):
     """One cell of a carry's strip of nights."""
 
-    night: str
     date: str
     target: str
-    outcome: OutcomeKind
     judgement: Judgement
 
 
@@ -146,31 +139,25 @@ class CarryNight(Model, frozen=True):
         alone: the outcome with nothing but what it requires; differs where another carry is in the way.
         finding: what the probe found, first line, or why it did not run.
         hazards: functions that both sides changed, and calls that do not fit any more.
-        paths: files that it changed, or that conflict, or that it would change.
         previous: its outcome on the previous target of the same kind; `None` on the first night.
         culprit: the upstream commit that changed its outcome; kept from night to night while it stays red.
         red_since: date of the first night of this red run; empty while it is not red.
-        days_red: days from then to this night, counting both; 0 while it is not red.
         holds: label of the newest target on which it was good: what a proposal keeps for it while red.
         bisect_command: command that searches for the change; empty where there is nothing to search.
         history: earlier nights on this kind of target, oldest first, this one last.
     """
 
     name: str
-    title: str
     outcome: OutcomeKind
     judgement: Judgement
     alone: OutcomeKind | None = None
     detail: str = ""
     finding: str = ""
     hazards: tuple[Hazard, ...] = ()
-    paths: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
     previous: OutcomeKind | None = None
-    previous_judgement: Judgement | None = None
     culprit: UpstreamCommit | None = None
     red_since: str = ""
-    days_red: int = 0
     holds: str = ""
     bisect_command: str = ""
     history: tuple[Mark, ...] = ()
@@ -194,10 +181,8 @@ class CarryNight(Model, frozen=True):
 
     @property
     def changed(self) -> bool:
-        """Tell if outcome or judgement differ from the previous target's."""
-        if self.previous is None:
-            return False
-        return self.previous is not self.outcome or self.previous_judgement not in {None, self.judgement}
+        """Tell if the judgement differs from the previous night's."""
+        return len(self.history) > 1 and self.history[-2].judgement is not self.judgement
 
 
 class PullChange(Model, frozen=True):
@@ -305,7 +290,6 @@ class Night(Model, frozen=True):
         reasons: one line for each thing that a person has to decide.
     """
 
-    format: int
     id: str
     date: str
     started: str
@@ -385,14 +369,9 @@ class NightState:
             write_atomically(self.folder / f"{night.id}.json", msgspec.json.encode(made))
 
 
-def red_since(marks: Sequence[Mark], today: str) -> str:
-    """Return the date on which the present red run of *marks*, oldest first and tonight's last, began.
-
-    It is empty where the last one is not red; *today* where nothing before it is.
-    """
-    if not marks or marks[-1].judgement.standing is not Standing.RED:
-        return ""
-    since = today
+def red_since(marks: Sequence[Mark]) -> str:
+    """Return the date on which the red run that ends *marks*, oldest first, began; empty where none does."""
+    since = ""
     for mark in reversed(marks):
         if mark.judgement.standing is not Standing.RED:
             break

@@ -18,7 +18,6 @@ from urllib.parse import urlsplit
 
 from sparkwright.base.config import Model
 from sparkwright.base.errors import ConfigError, NeedsPersonError
-from sparkwright.base.events import emit
 from sparkwright.base.page import text_environment
 from sparkwright.base.text import clean, code_span, plural
 from sparkwright.carries.files import add_revision, declare_superseded
@@ -67,7 +66,6 @@ class Proposal(Model, frozen=True):
     Attributes:
         target: the release, or the first digits of the commit.
         moved: whether the branch was written: it was missing, or differed.
-        pushed: the remote that it was pushed to; empty if it was not.
     """
 
     target: str
@@ -79,7 +77,7 @@ class Proposal(Model, frozen=True):
     held: tuple[HeldBack, ...] = ()
     notes: tuple[str, ...] = ()
     moved: bool = True
-    pushed: str = ""
+    pushed: bool = False
 
 
 @dataclass(frozen=True)
@@ -255,7 +253,6 @@ class Proposer:
         head = commits[-1].id
         if head != before:
             self.clone.move(branch, head, expected=before)
-        emit("nightly.proposed", branch=branch, head=head, moved=head != before, commits=len(commits))
         return Proposal(
             target=found.target.label,
             branch=branch,

@@ -2,7 +2,9 @@
 
 import signal
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tomlkit
@@ -12,6 +14,7 @@ from kit import UpstreamRepository
 from tiny_release import ALIGNED, CLAMP, CLAMPED, TinyRelease, make_tiny
 from world import ALIGN_PROBE, CLAMP_PROBE, World, finish
 
+from sparkwright.nightly import follow
 from sparkwright.nightly.model import Judgement, Night, NightState
 
 NEEDS_PERSON, NOTHING_NEW = 95, 94
@@ -165,33 +168,36 @@ class TestRed:
         world.offer(later("1.2.5", clamp=HARMLESS))
         world.offer(later("1.2.7", clamp=CONFLICTING))
         world.offer(later("1.3.0", clamp=CONFLICTING, align=ALIGNED + "\n# more\n"))
-        ran = world.call("nightly", "--history", "none", "--no-rehearsal", "--json", "--date", "2026-11-03")
-        assert ran.status == NEEDS_PERSON
-        (one,) = next(nights_of(world)).targets
+        night = nightly(world, status=NEEDS_PERSON)
+        (one,) = night.targets
         carry = one.carry("clamp")
         assert carry.culprit is not None
         assert (carry.culprit.release, carry.culprit.files) == ("1.2.7", (CLAMP_PATH,))
-        assert (carry.days_red, carry.red_since, carry.holds) == (1, "2026-11-03", "1.2.0")
+        assert (carry.red_since, carry.holds) == (night.date, "1.2.0")
         assert "spark@1.2.0 spark@1.3.0" in carry.bisect_command
         assert one.build.status == "built"
         assert (one.build.carries, one.build.left_out) == ((), ("clamp", "align"))
         assert one.carry("align").judgement is Judgement.NOT_NEEDED  # upstream has it
 
-    def test_nights_add_up_and_a_mended_carry_begins_again(self, world: World) -> None:
+    def test_nights_add_up_and_a_mended_carry_begins_again(self, world: World, monkeypatch) -> None:
         def one(version: str, clamp: str, date: str, status: int):
             world.offer(later(version, clamp=clamp))
-            night = nightly(world, "--no-build", "--date", date, status=status)
+            now = datetime.fromisoformat(f"{date}T03:00:00Z")
+            monkeypatch.setattr(follow, "datetime", SimpleNamespace(now=lambda _: now))
+            night = nightly(world, "--no-build", status=status)
             return night.targets[0].carry("clamp")
 
-        assert one("1.3.0", HARMLESS, "2026-11-01", 0).days_red == 0
+        assert one("1.3.0", HARMLESS, "2026-11-01", 0).red_since == ""
         broken = one("1.4.0", CONFLICTING, "2026-11-02", NEEDS_PERSON)
         assert broken.culprit is not None
-        assert (broken.days_red, broken.holds, broken.culprit.release) == (1, "1.3.0", "1.4.0")
+        assert (broken.red_since, broken.holds, broken.culprit.release) == ("2026-11-02", "1.3.0", "1.4.0")
+        assert broken.changed
         still = one("1.5.0", CONFLICTING + "\n# more\n", "2026-11-05", NEEDS_PERSON)
-        assert (still.days_red, still.holds, still.culprit) == (4, "1.3.0", broken.culprit)
+        assert (still.red_since, still.holds, still.culprit) == ("2026-11-02", "1.3.0", broken.culprit)
+        assert not still.changed
         assert [mark.target for mark in still.history] == ["1.3.0", "1.4.0", "1.5.0"]
         mended = one("1.6.0", HARMLESS, "2026-11-06", 0)
-        assert (mended.days_red, mended.holds, mended.previous) == (0, "1.6.0", "conflict")
+        assert (mended.red_since, mended.holds, mended.previous) == ("", "1.6.0", "conflict")
 
     def test_a_build_that_fails_is_a_finding_and_is_tried_again(self, world: World) -> None:
         release = later(clamp=HARMLESS)

@@ -98,7 +98,7 @@ def test_a_push_is_asked_for(project):
     assert git(project, "ls-remote", "origin") == ""
     ran = project.good("nightly", "--propose-last", "--push", "--json")
     (proposal,) = ran.json["proposals"]
-    assert proposal["pushed"] == "origin"
+    assert proposal["pushed"]
     assert git(project, "ls-remote", "origin", f"refs/heads/{BRANCH}").split()[0] == proposal["head"]
 
 

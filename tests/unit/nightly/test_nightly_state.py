@@ -7,7 +7,6 @@ import pytest
 from sparkwright.base.errors import StorageError
 from sparkwright.merge.report import OutcomeKind
 from sparkwright.nightly.model import (
-    NIGHT_FORMAT,
     CarryNight,
     Judgement,
     Mark,
@@ -25,9 +24,8 @@ from sparkwright.nightly.model import (
 
 def night(number: int, version: str, judgement: Judgement, *, kind: TargetKind = "release") -> Night:
     target = UpstreamTarget(kind=kind, version=version, tree="1" * 40, commit="c" * 40)
-    carry = CarryNight(name="clamp", title="Clamp", outcome=OutcomeKind.APPLIED, judgement=judgement)
+    carry = CarryNight(name="clamp", outcome=OutcomeKind.APPLIED, judgement=judgement)
     return Night(
-        format=NIGHT_FORMAT,
         id=str(number),
         date=f"2026-11-{number:02}",
         started=f"2026-11-{number:02}T01:00:00+00:00",
@@ -39,13 +37,7 @@ def night(number: int, version: str, judgement: Judgement, *, kind: TargetKind =
 
 
 def mark(day: int, judgement: Judgement, target: str = "") -> Mark:
-    return Mark(
-        night=str(day),
-        date=f"2026-11-{day:02}",
-        target=target or f"1.{day}.0",
-        outcome=OutcomeKind.APPLIED,
-        judgement=judgement,
-    )
+    return Mark(date=f"2026-11-{day:02}", target=target or f"1.{day}.0", judgement=judgement)
 
 
 class TestNights:
@@ -87,13 +79,13 @@ class TestNights:
 class TestRedRuns:
     def test_they_begin_after_the_last_night_that_was_not_red(self) -> None:
         marks = [mark(1, Judgement.WRONG), mark(2, Judgement.NEEDED), mark(3, Judgement.CONFLICT)]
-        assert red_since([*marks, mark(5, Judgement.WRONG)], "2026-11-05") == "2026-11-03"
-        assert red_since([mark(5, Judgement.WRONG)], "2026-11-05") == "2026-11-05"
+        assert red_since([*marks, mark(5, Judgement.WRONG)]) == "2026-11-03"
+        assert red_since([mark(5, Judgement.WRONG)]) == "2026-11-05"
 
     def test_a_carry_that_is_good_or_to_be_dropped_is_in_none(self) -> None:
         for judgement in Judgement:
             red = judgement.standing is Standing.RED
-            assert bool(red_since([mark(1, Judgement.WRONG), mark(2, judgement)], "2026-11-02")) is red
+            assert bool(red_since([mark(1, Judgement.WRONG), mark(2, judgement)])) is red
 
     def test_a_red_carry_keeps_the_newest_target_on_which_it_was_good(self) -> None:
         marks = [mark(1, Judgement.NEEDED), mark(2, Judgement.NEEDED), mark(3, Judgement.WRONG)]
