@@ -241,7 +241,7 @@ def _written(path: Path, recipe: Recipe, remarks: Sequence[Remark], version: str
 def import_(session: Session, *, source: str, name: str, out: Path | None) -> Result:
     """Make a recipe of SOURCE: a file, - for standard input, or a command in quotes.
 
-    Takes 'vllm serve ...', 'docker run ...', a script, systemd unit or compose file with one, and recipes
+    Takes 'vllm serve ...', 'docker run ...', a plain script or compose file with one, and recipes
     of spark-vllm-docker and sparkrun. Says what was left out, and what is wrong or dangerous, with the
     reason; options that the release lacks are left out.
     """

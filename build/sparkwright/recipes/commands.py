@@ -1,6 +1,7 @@
-"""Commands that serve a model, in a script, a container's, a systemd unit, or another tool's recipe.
+"""Commands that serve a model, in a script, a container's, or another tool's recipe.
 
-Nothing is run. Read `read_yaml`, `commands_of_yaml` and `commands_of_script` first.
+Nothing is run. Read `read_yaml`, `commands_of_yaml` and `commands_of_script` first. Of a shell's syntax
+assignments, ``$NAME`` and ``${NAME:-default}`` are read; conditions are not decided, and arrays are refused.
 """
 
 from __future__ import annotations
@@ -13,31 +14,46 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sparkwright.base.errors import ConfigError
-from sparkwright.recipes.shell import (
-    SECRET,
-    SECRET_VALUE,
-    conditional,
-    expanded,
-    expanded_words,
-    logical_lines,
-    split_words,
-    used_names,
-)
 
 Level = Literal["left out", "wrong", "dangerous"]
 
+# Names of secrets: their last word, or any of them.
+SECRET = re.compile(
+    r"(?:^|[_-])(?:token|keys?|pass|pat|jwt|auth|bearer|(?:access_key_)id)$|[_-]pwd$|(?:^|[_-])(?:api_?keys?"
+    r"|secret|password|passwd|passphrase|credentials?|authorization)(?:[_-]|$)",
+    re.IGNORECASE,
+)
+# Values that are secrets whatever holds them: keys by their beginnings, signed tokens, and addresses with a
+# password or a key.
+SECRET_VALUE = re.compile(
+    r"\b(?:hf_|sk-|ghp_|github_pat_|glpat-|nvapi-)[\w-]{16,}|\beyJ[\w-]+\.[\w-]+\.[\w-]*|://[^/\s:@]*:[^/\s@]+@"
+    r"|[?&][\w-]*(?:token|key|secret|signature|sig)=[^&\s]+",
+    re.IGNORECASE,
+)
+_OUTPUT = re.compile(r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`")  # of another command
+LONGEST = 1 << 18  # characters; a command has a few thousand
+# A variable by its name, or in braces with what stands for it where it has no value.
+_USE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:(:?[-=?+])((?:[^{}]|\{[^{}]*\})*))?\})")
+_ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*][^}]*\})")
+UNKNOWN = re.compile(r"\$[\w{(@*]|`")  # a value that the text does not hold
+_QUOTED_OR_COMMENT = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|(?<![^\s;])#[^\n]*""")
+_CONTINUED = re.compile(r"\\[ \t]*\r?\n")
+_CONDITION = re.compile(r"^[ \t]*((?:if|case|for|while|\[\[?)[ \t].*)", re.MULTILINE)
+_PARENTHESES, _RESTORED = str.maketrans("()", "\ue000\ue001"), str.maketrans("\ue000\ue001", "()")
 # Of images whose entry point is the server itself: what stands behind is a model or an option.
 _SERVER_IMAGE = re.compile(r"vllm", re.IGNORECASE)
 _ARGUMENT = re.compile(r"--?[a-zA-Z]|[\w.-]+/[\w.-]+$|/")
 # Redirections and pipes end a command's arguments.
-_SHELL = re.compile(r"\d?(?:>|<)|&>|\|")
+_SHELL = re.compile(r"\d?(?:>|<)|&>")
+_ENDS = frozenset(";&|()\n")
+_KEYWORDS = frozenset({"then", "else", "do", "{"})
 _SERVER = re.compile(r"vllm\.entrypoints\.(?:openai\.api_server|cli\.main)$")
 _PACKAGES = re.compile(r"/(?:site|dist)-packages/")
 _INSTALLS = re.compile(r"(?:sudo )?(?:uv )?(?:pip3?|apt|apt-get)(?: -\S+)* install\b")
-_SOURCED = re.compile(r"(?:source|\.)\s+(?!\S*/activate\b)\S+$")
+_SOURCED = re.compile(r"(?:source|\.) (?!\S*/activate\b)\S+$")
 _UNREAD = "the variables in it are not read"
-_VARIABLE = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
-_ARRAY = re.compile(r"(?:(?:local|readonly|declare -a) )?([A-Za-z_]\w*)(\+?)=\((.*)\)", re.DOTALL)
+_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_ARRAY = re.compile(r"(?<![\w-])\w+\+?=\(")
 _DECLARES = frozenset({"export", "declare", "local", "readonly", "typeset"})
 # Options that no other server has, where an image's name does not say which it is.
 _OF_VLLM = re.compile(r"--(?:max[-_]model[-_]len|gpu[-_]memory[-_]utilization)(?:=|$)")
@@ -212,7 +228,7 @@ def _service(service: Mapping[str, Any]) -> Iterator[ServeCommand]:
 
 def _interpolated(text: str) -> str:
     """Return *text* with the defaults of variables, which are those of the shell; ``$$`` is a dollar sign."""
-    return "$".join(expanded(part, {}) for part in text.split("$$"))
+    return "$".join(_expanded(part, {}) for part in text.split("$$"))
 
 
 def _words_of(command: Any) -> list[str]:
@@ -224,47 +240,82 @@ def _words_of(command: Any) -> list[str]:
 def commands_of_script(text: str, environment: Mapping[str, str]) -> Iterator[ServeCommand]:
     """Yield the servers that a script starts, with the variables that it exports before.
 
-    Variables that only the script itself uses are not the server's. What a condition decides sets only what
-    has no value yet.
+    Variables that only the script itself uses are not the server's.
+
+    Raises:
+        ConfigError: it has an array, whose words are not read.
+        ValueError: a quotation has no end, or a variable grows beyond any command.
     """
     known, own, used = dict(environment), dict[str, str](), set[str]()
-    lines = list(logical_lines(text))
-    remarks = [Remark("left out", one, "the runtime is locked") for one in lines if _INSTALLS.match(one)]
-    remarks += [Remark("left out", one, _UNREAD) for one in lines if _SOURCED.match(one)]
-    for line, sure in conditional(lines):
-        values = {**known, **own}
-        if array := _ARRAY.fullmatch(line):
-            declares, words = "", list[str]()
-            more = shlex.join(expanded_words(split_words(array[3]), values))
-            before = {array[1]: f"{own.get(array[1], '')} {more}" if array[2] else more}
-        else:
-            words = split_words(line)
-            declares = words[0] if words and words[0] in _DECLARES else ""
-            words, before = _assignments(words[bool(declares) :], values, everything=bool(declares))
-        if words:
-            words = words[: next((at for at, word in enumerate(words) if _SHELL.match(word)), len(words))]
-            here = used | used_names(" ".join(words))
+    plain = _without_comments(text)
+    if array := _ARRAY.search(plain):
+        raise ConfigError(
+            "arrays of a shell are not read",
+            because=f"the script has {array[0]}…)",
+            next_step="write the options right behind 'vllm serve'",
+        )
+    remarks = [
+        Remark("wrong", found[1].strip(), "conditions are not decided: see what they would change")
+        for found in _CONDITION.finditer(plain)
+    ]
+    for words in _split(plain):
+        line = " ".join(words)
+        if _INSTALLS.match(line):
+            remarks.append(Remark("left out", line, "the runtime is locked"))
+        elif _SOURCED.match(line):
+            remarks.append(Remark("left out", line, _UNREAD))
+        declares = words[0] if words[0] in _DECLARES else ""
+        rest, before = _assignments(words[bool(declares) :], {**known, **own}, everything=bool(declares))
+        if rest:
+            here = used | _used_names(" ".join(rest))
             exported = {
                 name: value for name, value in known.items() if name not in here or name.startswith("VLLM_")
             }
-            for one in _of_words(expanded_words(words, {**values, **before}), {**exported, **before}):
+            rest = _expanded_words(rest, {**known, **own, **before})
+            for one in _of_words(rest, {**exported, **before}):
                 one.remarks += remarks
                 yield one
-            continue
-        if not declares:
-            used |= used_names(line)
-        if not sure and (again := sorted(before.keys() & values.keys())):
-            options = re.findall(r"(?<![\w-])--?[A-Za-z][\w.-]*", line)
-            remarks += [
-                Remark("left out", one, "a condition of the script decides it")
-                for one in options or [_shown(name, before[name]) for name in again]
-            ]
-            before = {name: value for name, value in before.items() if name not in values}
-        (known if declares == "export" else own).update(before)
+        else:
+            used |= set() if declares else _used_names(line)
+            (known if declares == "export" else own).update(before)
 
 
-def _shown(name: str, value: str) -> str:
-    return name if SECRET.search(name) or SECRET_VALUE.search(value) else f"{name}={value}"
+def _without_comments(text: str) -> str:
+    """Return *text* without comments, with continued lines joined.
+
+    A shell ends the command at a comment beside the last backslash, but its author meant it to go on.
+    """
+
+    def kept(found: re.Match[str]) -> str:
+        if not found[0].startswith("#"):
+            return found[0]
+        return "\\" if found[0].rstrip().endswith("\\") else ""
+
+    lines = ("" if line.lstrip().startswith("#") else line for line in text.split("\n"))
+    return _CONTINUED.sub(" ", _QUOTED_OR_COMMENT.sub(kept, "\n".join(lines)))
+
+
+def _split(text: str) -> Iterator[list[str]]:
+    """Yield the words of each command of a script without comments, up to its redirections.
+
+    The output of another command is one word, ``$(…)`` where that has several.
+    """
+
+    def output(found: re.Match[str]) -> str:
+        shown = "$(…)" if re.search(r"[\s'\"\\]", found[0]) else found[0]
+        return shown.translate(_PARENTHESES)
+
+    lexer = shlex.shlex(_OUTPUT.sub(output, text), posix=True, punctuation_chars=";&|()\n")
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t\r", True, ""
+    words: list[str] = []
+    ended = False
+    for token in [*lexer, "\n"]:
+        if token and set(token) <= _ENDS:
+            if words:
+                yield words
+            words, ended = [], False
+        elif not (ended := ended or bool(_SHELL.match(token))) and (words or token not in _KEYWORDS):
+            words.append(token.translate(_RESTORED))
 
 
 def _assignments(
@@ -274,10 +325,48 @@ def _assignments(
     before: dict[str, str] = {}
     while words and ((found := _VARIABLE.fullmatch(words[0])) or everything):
         if found:
-            old = values.get(found[1], "") if found[2] else ""
-            before[found[1]] = old + expanded(found[3], values)
+            before[found[1]] = _expanded(found[2], values)
         words = words[1:]
     return words, before
+
+
+def _used_names(text: str) -> set[str]:
+    """Return the names of variables that *text* uses."""
+    return {found[1] or found[2] for found in _USE.finditer(text)}
+
+
+def _expanded(word: str, values: Mapping[str, str]) -> str:
+    """Return *word* with shell variables that are known, or have a default, replaced; secrets are not.
+
+    Raises:
+        ValueError: it grows beyond any command.
+    """
+
+    def value(found: re.Match[str]) -> str:
+        name, sign = found[1] or found[2], (found[3] or "")[-1:]
+        known = None if SECRET.search(name) else values.get(name)
+        if sign == "+":
+            return _expanded(found[4], values) if known else ""
+        if sign in {"-", "="}:
+            return known or _expanded(found[4], values)
+        return found[0] if known is None else known
+
+    whole = _USE.sub(value, word)
+    if len(whole) > LONGEST:
+        raise ValueError("a variable that grows beyond any command")
+    return whole
+
+
+def _expanded_words(words: list[str], values: Mapping[str, str]) -> list[str]:
+    """Return *words* expanded; a variable alone that holds options gives several, as without quotes."""
+    found: list[str] = []
+    for word in words:
+        if _ARGUMENTS.fullmatch(word):  # the script's own arguments, which the text does not hold
+            continue
+        whole = _expanded(word, values)
+        several = _USE.fullmatch(word) and (not whole or re.search(r"(?:^|\s)--?[A-Za-z]", whole))
+        found += shlex.split(whole) if several else [whole]
+    return found
 
 
 def _of_words(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[ServeCommand]:
@@ -287,7 +376,7 @@ def _of_words(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[
         (found := _VARIABLE.fullmatch(words[0])) or words[0] in {"sudo", "exec", "nohup", "env", "-E", "-i"}
     ):
         if found:
-            environment[found[1]] = found[3]
+            environment[found[1]] = found[2]
         words = words[1:]
     if not words or words[0] in _SHOWS:
         return

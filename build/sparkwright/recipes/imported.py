@@ -1,9 +1,9 @@
 """A recipe from a command, a compose file, or a recipe of another tool that runs ``vllm serve``.
 
 Read `import_recipe` first. The text is a command line or a script with one (``vllm serve``, the server's
-module, ``docker run`` of an image that runs either), a systemd unit, a compose file, or YAML with a
-``command`` and ``defaults``, as spark-vllm-docker and sparkrun have it; `commands` finds the command. What a
-recipe does not hold is left out, and a `Remark` gives the reason.
+module, ``docker run`` of an image that runs either), a compose file, or YAML with a ``command`` and
+``defaults``, as spark-vllm-docker and sparkrun have it; `commands` finds the command. What a recipe does not
+hold is left out, and a `Remark` gives the reason.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from msgspec import structs
 from sparkwright.base.config import decode_json
 from sparkwright.base.errors import ConfigError
 from sparkwright.recipes.commands import (
+    LONGEST,
+    SECRET,
+    SECRET_VALUE,
+    UNKNOWN,
     Remark,
     ServeCommand,
     commands_of_script,
@@ -27,7 +31,6 @@ from sparkwright.recipes.commands import (
 )
 from sparkwright.recipes.recipe import Recipe, refused_variable
 from sparkwright.recipes.release_options import Problem
-from sparkwright.recipes.shell import LONGEST, SECRET, SECRET_VALUE, UNKNOWN, script_of_unit
 
 _ALIASES = {
     "-tp": "tensor-parallel-size",
@@ -98,8 +101,7 @@ def import_recipe(text: str, name: str = "") -> tuple[Recipe, tuple[Remark, ...]
         raise ConfigError("this is no command", because=f"it has {len(text):,} characters", next_step=_GIVE)
     data = read_yaml(text)
     try:
-        script = script_of_unit(text)
-        found = list(commands_of_script(script, {})) if data is None else commands_of_yaml(data)
+        found = list(commands_of_script(text, {})) if data is None else commands_of_yaml(data)
     except ValueError as error:
         raise ConfigError(
             "this cannot be read as a command", because=f"{error} in it", next_step=_GIVE
@@ -218,7 +220,7 @@ def _flags(words: Sequence[str], remarks: list[Remark]) -> tuple[dict[str, Any],
         positional += values[len(own) :] if option else values  # behind a value, an unknown is more options
         if not option:
             continue
-        name, value = _flag(option, own, remarks)
+        name, value = _flag(option, own)
         last = value[-1] if isinstance(value, list) and not value[2:] else value if _ALONE.match(name) else ""
         if not positional and "model" not in flags and "/" in str(last):
             positional.append(str(last))  # the model behind an option
@@ -249,16 +251,13 @@ def _options(words: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
     yield option, values
 
 
-def _flag(option: str, values: list[str], remarks: list[Remark]) -> tuple[str, Any]:
+def _flag(option: str, values: list[str]) -> tuple[str, Any]:
     """Return the name and value of an *option*."""
     head, dot, key = option.partition(".")
     name = _ALIASES.get(head) or head.lstrip("-").replace("_", "-")
     if re.fullmatch(r"-O\d", option):
         name, values = "optimization-level", [option[2:]]
     value: Any = True if not values else _value(values[0]) if len(values) == 1 else [*map(_value, values)]
-    if head == "-O" and (dot or isinstance(value, dict)):
-        name = "compilation-config"
-        remarks.append(Remark("wrong", option, f"-O is the level alone by now: it is kept as --{name}"))
     if name.startswith("no-") and value is True:
         name, value = name.removeprefix("no-"), False
     return name + dot + key, value

@@ -63,7 +63,7 @@ _SHORTEST, _UNPLANNED = 1024, 32_768
 # Of the machine that the recipe is made on, and of a link between two.
 _OF_HOST = frozenset({
     "available", "compiler", "driver", "headers", "page-cache", "persistence", "swap",
-    "link", "link-interface", "link-speed", "nccl", "rdma", "rdma-device",
+    "link", "link-interface", "nccl", "rdma", "rdma-device",
 })  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """Recipes from commands, scripts and units as people publish them: the shell's syntax, and loose forms."""
 
 import pytest
-from recipe_import import COMPOSE, CONTAINER, SERVE, TEMPLATE, flags, levels
+from recipe_import import COMPOSE, CONTAINER, SERVE, TEMPLATE, levels
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.recipes.imported import import_recipe
@@ -41,28 +41,16 @@ def test_a_server_in_a_running_container_behind_a_comment_or_an_option_is_found(
     assert (recipe.model, recipe.flags) == ("org/m", {"seed": 1})
 
 
-SPREAD = """
-export MODEL=org/m KEPT=1 VLLM_LENGTH=8
-more=()
-args=(
-  # what is served
-  "$MODEL" --seed 1   # a number
-  # --seed 2
-)
-args+=(--max-model-len "$VLLM_LENGTH")
-vllm serve "${args[@]}" ${more[@]+"${more[@]}"} --dtype auto "$@" > log
-"""
-
-
-def test_options_in_an_array_are_several_words() -> None:
-    recipe, remarks = import_recipe(SPREAD)
-    assert recipe.model == "org/m"
-    assert recipe.flags == {"seed": 1, "max-model-len": 8, "dtype": "auto"}
-    assert remarks == ()
+@pytest.mark.parametrize("text", ["args=(--seed 1)\nvllm serve org/m ${args[@]}", "A+=(1)\nvllm serve org/m"])
+def test_an_array_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="arrays"):
+        import_recipe(text)
+    assert import_recipe(text.replace("(", "x").replace(")", "x").replace("A+=", "A="))[0].model == "org/m"
 
 
 def test_a_variable_that_the_command_uses_is_not_the_servers() -> None:
-    assert import_recipe(SPREAD)[0].environment == {"KEPT": "1", "VLLM_LENGTH": "8"}
+    script = "export MODEL=org/m KEPT=1 VLLM_LENGTH=8\nvllm serve $MODEL --max-model-len $VLLM_LENGTH"
+    assert import_recipe(script)[0].environment == {"KEPT": "1", "VLLM_LENGTH": "8"}
     assert import_recipe("export A=org/m\nB=$A\nvllm serve $B")[0].environment == {}
     assert import_recipe("A=1 vllm serve org/m")[0].environment == {"A": "1"}
     assert import_recipe('export A=1\necho "$A"\nvllm serve org/m')[0].environment == {"A": "1"}
@@ -79,75 +67,24 @@ def test_a_variable_that_the_command_uses_is_not_the_servers() -> None:
     ],
 )
 def test_a_variable_is_read_as_the_shell_does(word: str, value: str) -> None:
-    assert import_recipe(f"A=org\nA+=\nvllm serve org/m --x {word} ${{N:+--y}} ${{N:-}}")[0].flags == {
-        "x": value
-    }
+    assert import_recipe(f"A=org\nvllm serve org/m --x {word} ${{N:+--y}} ${{N:-}}")[0].flags == {"x": value}
 
 
-CONDITIONS = """
-: "${MODEL:=org/m}"
-if [ -z "$LENGTH" ]; then
-  LENGTH=8
-fi
-args=(--max-model-len "$LENGTH")
-if [[ "$EAGER" == 1 ]]; then
-  args+=(--enforce-eager --x "$EAGER")
-else args=(--dtype auto); fi
-[ -n "$NAME" ] && args+=(--served-model-name=word)
-MODE=first
-case $1 in second) MODE=second;; esac
-if true; then MODE=third; more=(--seed 1); fi
-case $1 in
-  a) MODE=fourth HF_TOKEN=first ;;
-esac
-vllm serve "$MODEL" "${args[@]}" "${more[@]}" --mode $MODE
-"""
-
-
-def test_what_a_condition_decides_sets_only_what_has_no_value() -> None:
-    recipe, remarks = import_recipe(CONDITIONS)
-    assert (recipe.model, recipe.flags) == ("org/m", {"max-model-len": 8, "seed": 1, "mode": "first"})
-    modes = {"MODE=second", "MODE=third", "MODE=fourth"}
-    options = {"--enforce-eager", "--x", "--dtype", "--served-model-name"}
-    assert {one.what for one in remarks} == options | modes
-    assert {one.because for one in remarks} == {"a condition of the script decides it"}
+def test_a_condition_is_said_and_not_decided() -> None:
+    script = 'A=1\nif [ "$1" = x ]; then A=2; fi\n[ -n "$B" ] && C=3\nvllm serve org/m --a $A --c $C'
+    recipe, remarks = import_recipe(script)
+    assert recipe.flags == {"a": 2, "c": 3}
+    assert [(one.level, one.what) for one in remarks] == [
+        ("wrong", 'if [ "$1" = x ]; then A=2; fi'),
+        ("wrong", '[ -n "$B" ] && C=3'),
+    ]
+    assert import_recipe("A=2\nvllm serve org/m --a $A # if [ x ]")[1] == ()
 
 
 def test_a_server_in_a_subshell_is_one() -> None:
     recipe, remarks = import_recipe("(cd /x && vllm serve org/m --seed 1 --port-of $(id))")
     assert (recipe.model, recipe.flags) == ("org/m", {"seed": 1})
     assert [one.what for one in remarks] == ["--port-of $(id)"]
-
-
-def test_the_old_short_option_for_compilation_is_the_long_one_and_said() -> None:
-    for text in ("-O.mode=none", "-O.mode none", """-O '{"mode": "none"}'"""):
-        assert flags(text) == {"compilation-config": {"mode": "none"}}
-        assert [level for level, what in levels(f"vllm serve org/m {text}") if what.startswith("-O")] == [
-            "wrong"
-        ]
-    assert levels("vllm serve org/m -O 2") == levels("vllm serve org/m -O2") == set()
-
-
-UNIT = """
-[Unit]
-Description=vllm serve org/other
-[Service]
-Environment=FIRST=1 "SECOND=a b"
-EnvironmentFile=-/etc/default/server
-ExecStartPre=-/usr/bin/docker rm -f server
-ExecStart=/opt/venv/bin/vllm serve org/m \\
-    --seed 1 \\
-    # --seed 2 \\
-    --dtype auto
-ExecStop=/bin/kill $MAINPID
-"""
-
-
-def test_a_systemd_unit_is_one_more_form() -> None:
-    recipe, remarks = import_recipe(UNIT)
-    assert (recipe.model, recipe.flags) == ("org/m", {"seed": 1, "dtype": "auto"})
-    assert recipe.environment == {"FIRST": "1", "SECOND": "a b"}
-    assert [one.what for one in remarks] == ["source /etc/default/server"]
 
 
 @pytest.mark.parametrize(
@@ -193,8 +130,3 @@ def test_tokens_of_text_are_no_secrets() -> None:
     recipe, remarks = import_recipe(f"vllm serve org/m {options}")
     assert recipe.flags == {"hf-overrides": {"sign_from_token": ["no", "yes"], "use_token": True}}
     assert [one.what for one in remarks] == ["--hf-overrides.keys"]
-
-
-def test_an_array_that_grows_without_end_is_refused() -> None:
-    with pytest.raises(ConfigError, match="cannot be read as a command"):
-        import_recipe("A=(--x yyyyyyyy)\n" + 'A+=("${A[@]}" "${A[@]}")\n' * 40 + 'vllm serve "${A[@]}"')

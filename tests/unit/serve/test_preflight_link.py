@@ -84,12 +84,12 @@ def test_a_healthy_pair_is_silent(pair):
         ({"state": "down"}, GOOD, "link", "refuse"),
         ({"fast": None}, GOOD, "link", "refuse"),
         # Traffic over the slow interface
-        ({}, {"GLOO_SOCKET_IFNAME": FAST}, "link-interface", "warn"),
-        ({}, {"NCCL_SOCKET_IFNAME": FAST}, "link-interface", "warn"),  # Gloo has one of its own
+        ({}, {}, "link-interface", None),  # serve --peer sets both
+        ({}, {**GOOD, "GLOO_SOCKET_IFNAME": SLOW}, "link-interface", "refuse"),
         ({}, {**GOOD, "NCCL_SOCKET_IFNAME": SLOW}, "link-interface", "refuse"),
         ({}, {**GOOD, "NCCL_SOCKET_IFNAME": "enp7"}, "link-interface", "refuse"),
-        ({}, {**GOOD, "NCCL_SOCKET_IFNAME": "en"}, "link-interface", "warn"),
-        ({}, {**GOOD, "NCCL_SOCKET_IFNAME": "^docker,lo"}, "link-interface", "warn"),
+        ({}, {**GOOD, "NCCL_SOCKET_IFNAME": "en"}, "link-interface", None),
+        ({}, {**GOOD, "NCCL_SOCKET_IFNAME": "^docker,lo"}, "link-interface", None),
         ({}, {**GOOD, "NCCL_SOCKET_IFNAME": f"={FAST}"}, "link-interface", None),
         ({}, {**GOOD, "NCCL_SOCKET_IFNAME": "enp1s0f0"}, "link-interface", None),
         ({}, {**GOOD, "NCCL_SOCKET_IFNAME": f"^{SLOW},docker"}, "link-interface", None),

@@ -1,4 +1,4 @@
-"""Findings about a drafter: sizes, layers, vocabulary, form, KV cache, and the model runner it needs."""
+"""Findings about a drafter: sizes, layers, vocabulary, form and KV cache."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from sparkwright.engine.installed import EngineFacts
 from sparkwright.recipes.recipe import Recipe
 from sparkwright.recipes.rules import before
 from sparkwright.serve.preflight.checkpoint import Checkpoint
-from sparkwright.serve.preflight.facts import StartFacts
 from sparkwright.serve.preflight.finding import Finding, finding
 from sparkwright.serve.preflight.kv_plan import (
     PAGES_CARRY,
@@ -27,11 +26,6 @@ _PAGES_SINCE = "0.33"
 _READ_UNTIL = "0.25"
 _FLOATS = {"BF16", "F16", "F32"}
 _AUX_LAYERS = "eagle_aux_hidden_state_layer_ids"
-# vllm config/vllm.py:68 of 0.24.0
-_V2_BY_DEFAULT = {
-    "Qwen3ForCausalLM", "DeepseekV2ForCausalLM", "Qwen2MoeForCausalLM", "GraniteMoeForCausalLM",
-    "LlamaForCausalLM", "MistralForCausalLM",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -213,40 +207,3 @@ def check_draft_cache(
     )
     types = {"draft": draft, "target": options.dtype, "version": version or "before 0.33"}
     yield finding(row, factor=its / own, remedy=remedy, **types)
-
-
-# The model runner ------------------------------------------------------------------------------------------
-
-
-def check_draft_runner(facts: StartFacts) -> Iterator[Finding]:
-    """Yield findings about the drafter of a start and the model runner that would serve it."""
-    if facts.target is None or facts.drafter is None or facts.engine is None or not facts.engine.version:
-        return
-    method, version = facts.recipe.speculative.get("method"), facts.engine.version
-    runner = _runner(facts, facts.target, version)
-    if method == "eagle3" and runner != "v1":
-        yield from _aux_layers(facts.target, facts.drafter, known=bool(runner))
-
-
-def _runner(facts: StartFacts, target: Checkpoint, version: str) -> str:
-    """Return the model runner, ``v1`` or ``v2``; empty where the release that chooses was not read."""
-    asked = facts.request.variables.get("VLLM_USE_V2_MODEL_RUNNER", "").lower()
-    if asked in {"0", "1", "false", "true"}:
-        return "v2" if asked in {"1", "true"} else "v1"
-    if not before(version, _READ_UNTIL):
-        return ""
-    return "v2" if _V2_BY_DEFAULT & set(target.architectures) else "v1"
-
-
-def _aux_layers(target: Checkpoint, drafter: Checkpoint, *, known: bool) -> Iterator[Finding]:
-    """Yield a finding where an EAGLE3 drafter names its layers where model runner V2 does not read them."""
-    inner = drafter.config.get("eagle_config")
-    if not isinstance(inner, dict) or drafter.config.get(_AUX_LAYERS):
-        return
-    named: Any = inner.get(_AUX_LAYERS)
-    count = model_shape(target.text).layers
-    default = [2, count // 2, count - 3]
-    read = isinstance(named, list) and named and inner.get("use_aux_hidden_state") is not False
-    if read and named != default:
-        row = "draft-aux-layers" if known else "draft-aux-layers/unread"
-        yield finding(row, drafter=drafter.name, named=named, default=default)

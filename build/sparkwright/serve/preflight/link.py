@@ -109,7 +109,7 @@ def read_link(
 
 
 def check_link(ends: tuple[LinkFacts, ...]) -> Iterator[Finding]:
-    """Yield findings about each end, this one and the other if its facts are known, and how two differ."""
+    """Yield findings about each end: this one, and the other if its facts are known."""
     for end in ends:
         if end.fast:
             for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
@@ -127,31 +127,19 @@ def check_link(ends: tuple[LinkFacts, ...]) -> Iterator[Finding]:
             yield finding("nccl", version=end.nccl, host=end.host)
     if len(ends) == 1:
         yield finding("peer")
-        return
-    here, there = ends
-    speed, its = (max((one.mbps for one in end.fast), default=0) for end in ends)
-    if speed and its and speed != its:
-        speeds = {"own": speed // 1000, "other": its // 1000}
-        yield finding("link-speed", here=here.host, there=there.host, **speeds)
 
 
 def _chosen(end: LinkFacts, name: str) -> Iterator[Finding]:
-    """Yield a finding where the interfaces that *name* selects are not the fast ones."""
-    fast = {one.name for one in end.fast}
+    """Yield a finding where *name* is set, and none of the interfaces that it selects is a fast one."""
+    fast = [one.name for one in end.fast]
     value = end.variables.get(name, "")
     up = [one.name for one in end.interfaces if one.up]
-    taken = [one for one in up if selects(value, one, exact=name.startswith("GLOO"))] if value else up
-    slow = [one for one in taken if one not in fast]
-    if value and not taken:
-        row = "link-interface/none"
-    elif not slow:
+    taken = [one for one in up if selects(value, one, exact=name.startswith("GLOO"))]
+    if not value or {*fast} & {*taken}:
         return
-    elif not value:
-        row = "link-interface/unset"
-    else:
-        row = "link-interface/some" if fast & {*taken} else "link-interface"
-    names = {"up": ", ".join(up), "slow": next(iter(slow), ""), "fast": ", ".join(sorted(fast))}
-    yield finding(row, host=end.host, name=name, value=value, first=end.fast[0].name, **names)
+    names = {"up": ", ".join(up), "slow": ", ".join(taken), "fast": ", ".join(sorted(fast))}
+    row = "link-interface" if taken else "link-interface/none"
+    yield finding(row, host=end.host, name=name, value=value, first=fast[0], **names)
 
 
 def selects(value: str, name: str, *, exact: bool = False) -> bool:

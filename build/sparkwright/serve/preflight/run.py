@@ -16,7 +16,6 @@ from sparkwright.recipes.recipe import TINY, Recipe
 from sparkwright.serve.preflight.checkpoint import find_folder
 from sparkwright.serve.preflight.drafter import (
     check_draft_cache,
-    check_draft_runner,
     check_drafter,
     drafter_layers,
 )
@@ -114,7 +113,6 @@ def _models(facts: StartFacts) -> Iterator[Finding]:
             yield from check_drafter(recipe, target, facts.drafter)
             layers, engine = drafter_layers(recipe, target, facts.drafter), facts.engine or EngineFacts()
             yield from check_draft_cache(model_shape(target.text), layers, facts.options, engine)
-            yield from check_draft_runner(facts)
     if facts.drafter is not None and facts.here(recipe.drafter):
         yield from check_files(facts.drafter, weights=weights, tokenizer=False)
 

@@ -13,17 +13,7 @@ from sparkwright.serve.preflight.run import run_preflight
 WINDOWS = frozenset({"dflash-sliding-window"})
 OLD, NEW = "0.24.0+spark.6.1a2b3c4d", "0.24.0+spark.7.1a2b3c4d"
 V1, V2 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}
-AUX = "eagle_aux_hidden_state_layer_ids"
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
-
-
-def levels(tmp_path, target, drafter, *, method="dflash", version=OLD, carries=WINDOWS, variables=None):
-    folder = write_checkpoint(tmp_path / "target", target)
-    own = write_checkpoint(tmp_path / "drafter", drafter, tokenizer=False)
-    speculative = {"method": method, "num_speculative_tokens": 5}
-    served = recipe(folder, drafter=str(own), speculative=speculative, environment=variables or {})
-    found = run_preflight(start(served, engine=EngineFacts(version=version, carries=carries)))
-    return {one.check: one for one in found if one.check == "draft-aux-layers"}
 
 
 @pytest.mark.parametrize(
@@ -33,44 +23,6 @@ def levels(tmp_path, target, drafter, *, method="dflash", version=OLD, carries=W
 def test_the_revision_is_read_from_the_version(version, kept):
     assert keeps_one_group(EngineFacts(version=version, carries=WINDOWS)) is kept
     assert not keeps_one_group(EngineFacts(version=version))
-
-
-def eagle3(**keys):
-    sizes = {name: DENSE[name] for name in ("hidden_size", "vocab_size", "num_attention_heads", "head_dim")}
-    return {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, **sizes, **keys}
-
-
-INNER = {"eagle_config": {AUX: [1, 4, 6]}}
-QWEN3 = {**DENSE, "architectures": ["Qwen3ForCausalLM"]}
-
-
-@pytest.mark.parametrize(
-    ("target", "version", "variables", "level"),
-    [(QWEN3, OLD, {}, "warn"), (DENSE, OLD, V2, "warn"), (QWEN3, "0.33.0", {}, "note")],
-    ids=["by default", "asked for", "a release whose choice was not read"],
-)
-def test_layers_that_v2_does_not_read_are_found(tmp_path, target, version, variables, level):
-    found = levels(tmp_path, target, eagle3(**INNER), method="eagle3", version=version, variables=variables)
-    assert {name: one.level for name, one in found.items()} == {"draft-aux-layers": level}
-    assert "[1, 4, 6]" in found["draft-aux-layers"].because
-
-
-DEFAULT = [2, DENSE["num_hidden_layers"] // 2, DENSE["num_hidden_layers"] - 3]
-
-
-@pytest.mark.parametrize(
-    ("drafter", "variables"),
-    [
-        (eagle3(**INNER), V1),
-        (eagle3(**INNER, **{AUX: [1, 4, 6]}), V2),
-        (eagle3(eagle_config={AUX: DEFAULT}), V2),
-        (eagle3(eagle_config={AUX: [1, 4, 6], "use_aux_hidden_state": False}), V2),
-        (eagle3(), V2),
-    ],
-    ids=["V1", "named at the top", "the default ones", "takes none", "names none"],
-)
-def test_layers_that_are_read_are_silent(tmp_path, drafter, variables):
-    assert levels(tmp_path, QWEN3, drafter, method="eagle3", variables=variables) == {}
 
 
 def rules_of(tmp_path, target, speculative, *, version=NEW, **keys):
