@@ -17,12 +17,12 @@ done
 new=false outputs=()
 git fetch --quiet --depth 1 origin "refs/heads/${SITE_BRANCH:-published}" 2>/dev/null && known=yes || known=no
 for wheel in "$dist"/vllm-*.whl; do
+    [[ $wheel =~ _(aarch64|x86_64)\.whl$ ]] # the end of each of its platform tags
     sha256=$(sha256sum "$wheel" | cut -c -64)
     record="wheels/${sha256:0:2}/$sha256/$(basename "$wheel").json"
     [ "$known" = yes ] && git cat-file -e "FETCH_HEAD:$record" 2>/dev/null || new=true
     unzip -p "$wheel" '*.dist-info/sboms/sparkwright.cdx.json' >"$wheel.cdx.json"
-    machine=${wheel%.whl}
-    outputs+=("${machine##*_2_28_}=$(basename "$wheel")")
+    outputs+=("${BASH_REMATCH[1]}=$(basename "$wheel")")
 done
 [ "${GITHUB_REF_TYPE:-}" != tag ] || new=true
 if [ "$new" = true ]; then

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -156,6 +157,26 @@ def test_a_release_of_another_version_or_whose_audit_fails_ends_before_anything_
     assert done.returncode == status
     assert (tmp_path / "made").read_text() == made
     assert not (tmp_path / "output").exists()
+
+
+@pytest.mark.parametrize("platform", ["manylinux_2_28", "manylinux_2_35", "manylinux_2_17_A.manylinux2014"])
+def test_a_release_names_each_machines_wheel_whatever_platform_it_is_for(tmp_path, platform):
+    shutil.copytree(ROOT / "ci", tmp_path / "ci")
+    name = f"vllm-1.2+spark.1-cp38-abi3-{platform.replace('A', '$(PLATFORM)')}_$(PLATFORM).whl"
+    (tmp_path / "Makefile").write_text(f".venv/.ready-verify:\nwheel:\n\tcp a.zip dist/{name}\n")
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
+        archive.writestr("vllm-1.2.dist-info/sboms/sparkwright.cdx.json", "{}")
+    (tmp_path / ".venv/bin").mkdir(parents=True)
+    (tmp_path / "dist").mkdir()
+    for program in ("python", "sparkwright", "uv"):
+        (tmp_path / ".venv/bin" / program).write_text("#!/bin/sh\necho 1.2\n")
+        (tmp_path / ".venv/bin" / program).chmod(0o755)
+    environment = {**os.environ, "GITHUB_REF_TYPE": "", "GITHUB_OUTPUT": str(tmp_path / "output")}
+    subprocess.run([tmp_path / "ci/release-build.sh"], env=environment, check=True, capture_output=True)
+    told = dict(line.split("=") for line in (tmp_path / "output").read_text().splitlines())
+    assert {told[machine] for machine in ("aarch64", "x86_64")} == {
+        path.name for path in (tmp_path / "dist").glob("*.whl")
+    }
 
 
 # The script of a night, with a program in place of sparkwright that ends as told ------------

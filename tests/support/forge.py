@@ -33,6 +33,7 @@ class Forge:
         asked: method and path of each request.
         faults: what goes wrong with the next upload: ``cut``, ``flip`` or a status; `None` for nothing.
         headers: what an answer with such a status has besides.
+        planted: the next answer to a method, in place of its own.
         before_answer: called before each answer, with method and path.
     """
 
@@ -44,6 +45,7 @@ class Forge:
     asked: list[tuple[str, str]] = field(default_factory=list)
     faults: list[str | int | None] = field(default_factory=list)
     headers: dict[str, str] = field(default_factory=dict)
+    planted: dict[str, bytes] = field(default_factory=dict)
     before_answer: object = None
     lock: threading.RLock = field(default_factory=threading.RLock)
 
@@ -101,6 +103,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.file(forge.folder / found[1])
         elif self.headers.get("Authorization") != f"Bearer {forge.token}":
             self.reply(401, {"message": "Bad credentials"})
+        elif self.command in forge.planted:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            self.reply(200, forge.planted.pop(self.command))
         elif found := re.fullmatch(rf"/(?:api|uploads)/repos/{REPOSITORY}/(.*)", path):
             with forge.lock:
                 self.call(forge, found[1])
@@ -179,8 +184,10 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.reply(204, None)
 
     def asset(self, forge: Forge, key: str) -> None:
-        one = next(one for one in forge.releases.values() if key in one["files"])
-        if self.command == "DELETE":
+        one = next((one for one in forge.releases.values() if key in one["files"]), None)
+        if one is None:
+            self.reply(404, {"message": "Not Found"})
+        elif self.command == "DELETE":
             del one["files"][key]
             (forge.folder / key).unlink(missing_ok=True)
             self.reply(204, None)

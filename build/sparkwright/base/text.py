@@ -32,6 +32,11 @@ def _escaped(character: str) -> str:
     return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"  # noqa: PLR2004
 
 
+def one_line(text: object) -> str:
+    """Return *text*, such as a path, as `clean` does, with line feeds and tabs as escapes too."""
+    return clean(str(text)).replace("\n", "\\n").replace("\t", "\\t")
+
+
 def few(texts: Sequence[str], most: int, *, sep: str = ", ", more: str = " and {} more") -> str:
     """Return the first of *texts*, and how many more there are."""
     left = len(texts) - most

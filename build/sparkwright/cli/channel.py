@@ -159,7 +159,7 @@ def prune(session: Session, *, publisher: ChannelPublisher) -> Result:
 @click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path(path_type=Path, dir_okay=False))
 @click.option("--tag", required=True, help="The release's tag.")
-@click.option("--commit", default="", help="What the tag is made of, if there is none.")
+@click.option("--commit", required=True, help="What the tag is made of, if there is none.")
 @click.option(
     "--dry-run", is_flag=True, help="Show what would be sent, and where to; send and change nothing."
 )

@@ -15,6 +15,7 @@ from sparkwright import __version__
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import ConfigError
+from sparkwright.base.text import one_line
 from sparkwright.cli.command import Command, Parent, Result, takes
 from sparkwright.cli.options import FORCE, complete_recipe, require_libraries
 from sparkwright.cli.output import showing_events
@@ -176,8 +177,8 @@ def add_command(session: Session, *, files: tuple[Path, ...], table: Path | None
             "evidence": [str(path) for path in attached], "page": str(folder / PAGE),
         },
         [
-            *(("added", f"{path}, {kinds[path]}: {_told(one)}") for path, one in added.items()),
-            *(("refused", f"{path}: {error.because}") for path, error in refused.items()),
+            *(("added", f"{one_line(path)}, {kinds[path]}: {_told(one)}") for path, one in added.items()),
+            *(("refused", f"{one_line(path)}: {error.because}") for path, error in refused.items()),
             *(("evidence", path) for path in attached),
             ("page", folder / PAGE),
         ],

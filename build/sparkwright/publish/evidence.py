@@ -226,10 +226,16 @@ def attach_report(dist: Path, signed: SignedReport) -> Path | None:
     wheel = signed.report.wheel
     if wheel is None or signed.report.verdict != "pass":
         return None
-    name = f"verify-report-{signed.digest[:16]}"
-    if (path := dist / FOLDER / wheel.sha256 / f"{name}.json").exists():
+    name, detail = f"verify-report-{signed.digest[:16]}", {_REPORT: to_builtins(signed)}
+    path = dist / FOLDER / wheel.sha256 / f"{name}.json"
+    known = _read(path)
+    if known and (known.kind, known.wheel, to_json(known.detail)) == (
+        "verify",
+        wheel.sha256,
+        to_json(detail),
+    ):
         return path
-    return attach(dist, "verify", wheel.sha256, {_REPORT: to_builtins(signed)}, name=name)
+    return attach(dist, "verify", wheel.sha256, detail, name=name)
 
 
 def require_evidence(
@@ -311,13 +317,15 @@ def merged_tree(wheel: Path) -> str:
 
 def _attached(folder: Path) -> list[AttachedEvidence]:
     """Return what is attached in *folder*; files that are no passed evidence are left out."""
-    found = []
-    for path in sorted(folder.glob("*.json")):
-        with contextlib.suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            if path.stat().st_size > _MOST_BYTES:
-                continue
-            found.append(decode_json(path.read_bytes(), AttachedEvidence))
-    return found
+    return [one for path in sorted(folder.glob("*.json")) if (one := _read(path))]
+
+
+def _read(path: Path) -> AttachedEvidence | None:
+    """Return the evidence in the file at *path*; `None` if it is none."""
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        if path.stat().st_size <= _MOST_BYTES:
+            return decode_json(path.read_bytes(), AttachedEvidence)
+    return None
 
 
 def _refusal(evidence: AttachedEvidence, kind: EvidenceKind, policy: ChannelPolicy, runtime: str) -> str:

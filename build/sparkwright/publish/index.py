@@ -23,6 +23,7 @@ from packaging.version import InvalidVersion, Version
 from sparkwright.base.digests import sha256_bytes, sha256_file
 from sparkwright.base.errors import PublishError
 from sparkwright.base.events import emit, warn
+from sparkwright.base.text import one_line
 from sparkwright.lock.model import series_of
 from sparkwright.lock.runtime import (
     SUFFIX,
@@ -183,14 +184,9 @@ def require_plain(wheels: Sequence[Path]) -> None:
         if os.path.lexists(wheel) and not wheel.is_file():
             raise PublishError(
                 "the index cannot be written",
-                because=f"{_shown(wheel)} is named as a wheel and is no plain file",
+                because=f"{one_line(wheel)} is named as a wheel and is no plain file",
                 next_step="move it away",
             )
-
-
-def _shown(path: Path) -> str:
-    """Return *path* as text that every encoding can represent."""
-    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def _check_wheels(wheels: Sequence[Path]) -> None:
@@ -200,7 +196,7 @@ def _check_wheels(wheels: Sequence[Path]) -> None:
             wheel.name.encode()
         except UnicodeEncodeError as error:
             raise PublishError(
-                "the index cannot be written", because=f"the name {_shown(wheel)} is not UTF-8",
+                "the index cannot be written", because=f"the name {one_line(wheel)} is not UTF-8",
                 next_step="rename it or move it away",
             ) from error  # fmt: skip
 

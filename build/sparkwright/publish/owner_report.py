@@ -22,7 +22,7 @@ from msgspec import Meta
 from sparkwright.base.config import Model, decode_json, to_builtins
 from sparkwright.base.digests import sha256_bytes, to_json
 from sparkwright.base.errors import ConfigError, TamperedError, UntrustedKeyError
-from sparkwright.base.text import clean
+from sparkwright.base.text import clean, one_line
 
 if TYPE_CHECKING:
     from securesystemslib.signer import CryptoSigner
@@ -90,6 +90,11 @@ class ReportedLevel(Model, frozen=True):
     accepted: Annotated[float, Meta(ge=0, le=1)] | None = None
     disturbed: bool = False
 
+    def __post_init__(self) -> None:
+        mean, slowest, fastest = self.tok_s
+        if not (slowest <= mean <= fastest and self.ttft_p50_ms <= self.ttft_p95_ms):
+            raise ValueError(f"the figures at c = {self.c} are out of order")
+
 
 class OwnerReport(Model, frozen=True):
     """The figures of one run, and the machine, wheel and recipe that they are of.
@@ -125,6 +130,8 @@ class OwnerReport(Model, frozen=True):
     def __post_init__(self) -> None:
         if len({level.c for level in self.levels}) < len(self.levels):
             raise ValueError("levels have one concurrency twice")  # its figures would count as two reports'
+        if sum(self.failures.values()) > self.requests:
+            raise ValueError("more requests failed than were sent")
 
     @property
     def data(self) -> bytes:
@@ -186,7 +193,7 @@ def read_report(path: Path) -> SignedReport:
         signed = decode_json(data, SignedReport)
     except msgspec.MsgspecError as error:
         raise _no_report(path, clean(str(error), 300)) from error
-    require_signed(signed, str(path))
+    require_signed(signed, one_line(path))
     return signed
 
 
@@ -227,5 +234,7 @@ def require_signed(signed: SignedReport, what: str) -> None:
 
 def _no_report(path: object, why: str) -> ConfigError:
     return ConfigError(
-        f"{path} is no owner's report", because=why, next_step="take a file that sparkwright report wrote"
+        f"{one_line(path)} is no owner's report",
+        because=why,
+        next_step="take a file that sparkwright report wrote",
     )

@@ -12,19 +12,24 @@ The API is GitHub's; addresses and token are those that its runners set in the e
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from http import HTTPStatus
 from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from urllib.parse import quote
+
+import msgspec
 
 from sparkwright.base.config import decode_json, to_builtins
 from sparkwright.base.digests import sha256_file, to_json
-from sparkwright.base.errors import ConfigError, LostRaceError, PublishError, UploadError
+from sparkwright.base.errors import ConfigError, LostRaceError, PublishError, SparkwrightError, UploadError
 from sparkwright.base.events import task
+from sparkwright.base.text import clean
 from sparkwright.publish.channel import channel_names
 from sparkwright.publish.index import SIMPLE, PublishedFile, all_pages, describe, remove_stale
 from sparkwright.publish.places import RECORD
@@ -45,8 +50,39 @@ if TYPE_CHECKING:
 
 _TOOL = "tool"
 _MOST_ASSET_BYTES = 2 << 30
+# Of other names, forges change characters.
+_ASSET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*(?<!\.)")
 _PER_PAGE = 100
-_AGAIN = "run the same command again, once that one is done"
+
+
+class _SentAsset(msgspec.Struct):
+    """An asset as the API describes it; one that was cut off has no digest."""
+
+    id: int
+    name: str
+    state: str
+    digest: str | None = None
+
+
+class _Release(msgspec.Struct):
+    """A release as the API describes it."""
+
+    id: int
+    tag_name: str
+    draft: bool
+    upload_url: Annotated[str, msgspec.Meta(pattern=r"\Ahttps?://")]
+
+
+class _Complaint(msgspec.Struct):
+    code: str = ""
+    message: str = ""
+
+
+class _Refusal(msgspec.Struct):
+    """The answer of the API to a request that it refuses."""
+
+    message: str = ""
+    errors: tuple[_Complaint, ...] = ()
 
 
 class Asset(NamedTuple):
@@ -97,9 +133,9 @@ class Forge:
             LostRaceError: another publisher makes the same release.
         """
         release = self._release(tag, commit)
-        present = {one["name"]: one for one in self._listed(f"releases/{release['id']}/assets")}
+        present = {one.name: one for one in self._listed(f"releases/{release.id}/assets", _SentAsset)}
         missing = [one for one in assets if not _is(present.get(one.name), one)]
-        if missing and not release["draft"]:
+        if missing and not release.draft:
             raise PublishError(
                 f"release {tag} was not changed",
                 because=f"it is published, without {missing[0].name} of SHA-256 {missing[0].sha256}",
@@ -107,52 +143,50 @@ class Forge:
             )
         wanted = {one.name: one for one in assets}
         with task(f"send {tag}", total=sum(one.size for one in missing), unit="bytes") as progress:
-            for name, found in present.items() if release["draft"] else ():
+            for name, found in present.items() if release.draft else ():
                 if name not in wanted or not _is(found, wanted[name]):  # cut off, or of another build
-                    self._call("DELETE", f"releases/assets/{found['id']}")
+                    self._call("DELETE", f"releases/assets/{found.id}")
             for one in missing:
-                address = f"{release['upload_url'].partition('{')[0]}?name={quote(one.name, safe='')}"
-                if not _is(self._call("POST", address, file=one.path), one):
+                address = f"{release.upload_url.partition('{')[0]}?name={quote(one.name, safe='')}"
+                if not _is(self._call("POST", address, _SentAsset, file=one.path), one):
                     raise UploadError(
                         f"{one.name} was not published",
                         because="the forge does not state the digest of the bytes that were sent",
                         next_step="run the same command again: it sends that file again",
                     )
                 progress.advance(one.size)
-        if release["draft"]:
+        if release.draft:
             body = {"draft": False, "target_commitish": commit}  # the draft may be of an earlier commit
-            self._call("PATCH", f"releases/{release['id']}", json=body)
+            self._call("PATCH", f"releases/{release.id}", json=body)
 
-    def _release(self, tag: str, commit: str) -> dict[str, Any]:
+    def _release(self, tag: str, commit: str) -> _Release:
         """Return the release of *tag*: the published one, the first draft, or a new one."""
 
-        def present() -> list[dict[str, Any]]:
-            found = (one for one in self._listed("releases") if one["tag_name"] == tag)
-            return sorted(found, key=lambda one: (one["draft"], one["id"]))
+        def present() -> list[_Release]:
+            found = (one for one in self._listed("releases", _Release) if one.tag_name == tag)
+            return sorted(found, key=lambda one: (one.draft, one.id))
 
         if found := present():
             return found[0]
         body = {"tag_name": tag, "target_commitish": commit, "name": tag, "draft": True}
-        own: dict[str, Any] = self._call("POST", "releases", json=body)
+        own: _Release = self._call("POST", "releases", _Release, json=body)
         found = present()
-        if found and found[0]["id"] != own["id"]:  # drafts of one tag may be several
-            self._call("DELETE", f"releases/{own['id']}")
-            raise LostRaceError(
-                f"release {tag} was not made",
-                because="another publisher made it at the same time",
-                next_step=_AGAIN,
-            )
+        if found and found[0].id != own.id:  # drafts of one tag may be several
+            self._call("DELETE", f"releases/{own.id}")
+            raise _lost_race(f"release {tag} was not made")
         return own
 
-    def _listed(self, path: str) -> Iterator[dict[str, Any]]:
+    def _listed(self, path: str, kind: Any) -> Iterator[Any]:
         for page in count(1):
-            entries = self._call("GET", f"{path}?per_page={_PER_PAGE}&page={page}")
+            entries = self._call("GET", f"{path}?per_page={_PER_PAGE}&page={page}", list[kind])
             yield from entries
             if len(entries) < _PER_PAGE:
                 return
 
-    def _call(self, method: str, path: str, *, file: Path | None = None, json: Any = None) -> Any:
-        """Return the JSON of the answer; *path* is one of the repository's, or an address.
+    def _call(
+        self, method: str, path: str, kind: Any = object, *, file: Path | None = None, json: Any = None
+    ) -> Any:
+        """Return the answer, of that *kind*; *path* is one of the repository's, or an address.
 
         What failed in passing is sent again, but not what makes something: its answer may be lost.
         """
@@ -161,28 +195,21 @@ class Forge:
         address = path if "://" in path else f"{self.api}/repos/{self.repository}/{path}"
         headers = {"Content-Type": "application/octet-stream"} if file else {}
         settings = replace(self.settings, attempts=1) if method == "POST" else self.settings
+        what = f"{method} {path.partition('?')[0]} failed for {self.repository}"
         try:
             for attempt in retrying(settings, path):
                 with attempt, file.open("rb") if file else nullcontext() as body:
                     answer = self._session.request(
                         method, address, headers=headers, data=body, json=json, timeout=settings.timeout_s
                     )
-                    answer.raise_for_status()
-                    return answer.json() if answer.content else None
+                    if not (method == "DELETE" and answer.status_code == HTTPStatus.NOT_FOUND):  # it is gone
+                        answer.raise_for_status()
+                    return decode_json(answer.content or b"null", kind)
         except (requests.RequestException, RefusedFetchError) as error:
-            response = getattr(error, "response", None)
-            status = response.status_code if response is not None else 0
-            told = response.headers if response is not None else {}
-            what = f"{method} {path.partition('?')[0]} failed for {self.repository}"
-            if status == 422:  # noqa: PLR2004 - GitHub's for a name that is taken
-                because = "another publisher sent it meanwhile, or it is not taken"
-                raise LostRaceError(what, because=because, next_step=_AGAIN) from error
-            step = "check the network; the same command goes on where this one stopped"
-            if status == 429 or "Retry-After" in told or told.get("X-RateLimit-Remaining") == "0":  # noqa: PLR2004
-                step = "wait some minutes, as the forge limits requests; the same command then goes on"
-            elif status in {401, 403, 404}:
-                step = "check GITHUB_REPOSITORY, and that the token in GITHUB_TOKEN may write contents"
-            raise UploadError(what, because=reason_of(error), next_step=step) from error
+            raise _refused(what, error) from error
+        except msgspec.MsgspecError as error:
+            because = f"its answer is not as GitHub's: {clean(str(error), 300)}"
+            raise UploadError(what, because=because, next_step="check GITHUB_API_URL") from error
 
     @cached_property
     def _session(self) -> requests.Session:
@@ -196,9 +223,40 @@ class Forge:
         return session
 
 
-def _is(found: Mapping[str, Any] | None, asset: Asset) -> bool:
-    """Tell if *found*, an asset as the API describes it, is *asset*, and whole."""
-    return bool(found and found["state"] == "uploaded" and found.get("digest") == f"sha256:{asset.sha256}")
+def _is(found: _SentAsset | None, asset: Asset) -> bool:
+    """Tell if *found* is *asset*, and whole."""
+    return bool(found and found.state == "uploaded" and found.digest == f"sha256:{asset.sha256}")
+
+
+def _lost_race(what: str) -> LostRaceError:
+    step = "run the same command again, once that one is done"
+    return LostRaceError(what, because="another publisher made it at the same time", next_step=step)
+
+
+def _refused(what: str, error: Exception) -> SparkwrightError:
+    """Return the error of a request that was not answered, or refused with *error*."""
+    response: requests.Response | None = getattr(error, "response", None)
+    because, step = reason_of(error), "check the network; the same command goes on where this one stopped"
+    if response is None:
+        return UploadError(what, because=because, next_step=step)
+    status, told = response.status_code, response.headers
+    if status == HTTPStatus.UNPROCESSABLE_ENTITY:
+        with suppress(msgspec.MsgspecError):
+            refusal = decode_json(response.content, _Refusal)
+            if any(one.code == "already_exists" for one in refusal.errors):
+                return _lost_race(what)
+            texts = (refusal.message, *(one.message or one.code for one in refusal.errors))
+            because = clean("; ".join(filter(None, [because, *texts])), 500)
+        step = "check --tag and --commit"
+    elif (
+        status == HTTPStatus.TOO_MANY_REQUESTS
+        or "Retry-After" in told
+        or told.get("X-RateLimit-Remaining") == "0"
+    ):
+        step = "wait some minutes, as the forge limits requests; the same command then goes on"
+    elif status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}:
+        step = "check GITHUB_REPOSITORY, and that the token in GITHUB_TOKEN may write contents"
+    return UploadError(what, because=because, next_step=step)
 
 
 def read_forge(environment: Mapping[str, str] | None = None) -> Forge:
@@ -237,7 +295,7 @@ def plan_release(folder: Path, tag: str, forge: Forge, files: Sequence[Path], sc
 
     Raises:
         PublishError: a file of that name was released with other bytes, two have one name, or one is
-            too large.
+            too large or has a name that forges change.
     """
     known = {found.file.filename: found for found in released(folder).values()}
     wheels = {path: path.relative_to(folder).as_posix() for path in sorted(folder.glob("wheels/*/*/*.whl"))}
@@ -265,6 +323,12 @@ def plan_release(folder: Path, tag: str, forge: Forge, files: Sequence[Path], sc
         sent += [path for path in files if path.suffix != ".whl"]
     if len({path.name for path in sent}) != len(sent):
         raise PublishError(f"release {tag} was not made", because="two of its files have one name")
+    if odd := [path.name for path in sent if not _ASSET_NAME.fullmatch(path.name)]:
+        raise PublishError(
+            f"release {tag} was not made",
+            because=f"no asset may be named {odd[0]!r}: a forge would change that name",
+            next_step="use letters, digits and ._+- alone",
+        )
     if large := [path for path in sent if path.stat().st_size >= _MOST_ASSET_BYTES]:
         raise PublishError(
             f"release {tag} was not made", because=f"{large[0].name} has 2 GiB or more, which no asset may"

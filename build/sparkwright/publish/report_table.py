@@ -26,6 +26,7 @@ from sparkwright.base.errors import (
     TamperedError,
 )
 from sparkwright.base.page import page_environment
+from sparkwright.base.text import one_line
 from sparkwright.publish.owner_report import (
     Digest,
     MemoryOf,
@@ -72,19 +73,20 @@ def add_reports(folder: Path, paths: Iterable[Path], keys: Collection[str]) -> A
     """
     accepted: dict[Path, SignedReport] = {}
     refused: dict[Path, SparkwrightError] = {}
-    with storing(f"writing to {folder}", instead="name another folder: --table FOLDER"):
-        folder.mkdir(parents=True, exist_ok=True)
-        with hold(folder / ".publish.lock", f"the reports in {folder}"):
-            known = [*_read(folder / TABLE)]
-            for path in paths:
-                try:
-                    one = read_report(path)
-                    known = [*_without_replayed(one, known, keys, path), one]
-                    accepted[path] = one
-                except SparkwrightError as error:
-                    refused[path] = error
-            for name, data in _rendered(known, keys).items():
-                write_atomically(folder / name, data)
+    with (
+        storing(f"writing to {folder}", instead="name another folder: --table FOLDER"),
+        hold(folder / ".publish.lock", f"the reports in {folder}"),
+    ):
+        known = [*_read(folder / TABLE)]
+        for path in paths:
+            try:
+                one = read_report(path)
+                known = [*_without_replayed(one, known, keys, path), one]
+                accepted[path] = one
+            except SparkwrightError as error:
+                refused[path] = error
+        for name, data in _rendered(known, keys).items():
+            write_atomically(folder / name, data)
     return AddedReports(accepted, refused, known)
 
 
@@ -99,14 +101,14 @@ def _without_replayed(
     """
     if any(one.digest == new.digest for one in known):
         raise KnownReportError(
-            f"{path} was not added",
+            f"{one_line(path)} was not added",
             because=f"report {new.digest[:16]} is in the table already",
             next_step="leave it out",
         )
     same = [one for one in known if one.report.run == new.report.run]
     if same and (new.report.key not in keys or any(one.report.key in keys for one in same)):
         raise ReplayedReportError(
-            f"{path} was not added",
+            f"{one_line(path)} was not added",
             because=f"report {same[0].digest[:16]}, by key {same[0].report.key[:16]}, is of the same run, "
             "which counts once",
             next_step="leave it out, or ask its owner for a run of their own: sparkwright report",

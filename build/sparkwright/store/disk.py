@@ -143,6 +143,14 @@ def _opened(path: Path) -> Iterator[int | None]:
             os.close(handle)
 
 
+def make_folder(folder: Path) -> None:
+    """Make *folder* and those above it, where they are missing."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileNotFoundError as error:  # in /proc, which holds no folders of others
+        raise PermissionError(errno.EPERM, "", str(folder)) from error
+
+
 # Whole files -----------------------------------------------------------------------------------------
 
 
@@ -184,7 +192,7 @@ def atomic_file(path: Path, *, mode: int = 0o644) -> Iterator[int]:
     Its folder is made when missing. Only its owner can read *path* before it is complete; *mode* are its
     permissions then.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     sweep_beside(path)
     with owned_file(path.parent, f".{path.name}.") as (handle, temporary):
         yield handle
@@ -215,7 +223,7 @@ def hold(path: Path, what: str, *, patience_s: float = _PATIENCE_S, shared: bool
 
     *what* it protects is told to those who wait, *patience_s* seconds at most.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     mode = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
     handle = os.open(path, mode | os.O_CLOEXEC, 0o644)
     kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX

@@ -21,6 +21,7 @@ from sparkwright.store.disk import (
     ActiveRun,
     claim,
     hold,
+    make_folder,
     note_use,
     owned_file,
     owned_folder,
@@ -55,11 +56,8 @@ def open_store(home: Path | None = None, remote: RemoteTier | None = None) -> St
     """
     store = Store(home or default_home(), remote)
     with storing(f"opening the store {store.home}"):
-        try:
-            for folder in (store.files, store.records, store.trees, store.partial, store.scratch_root):
-                folder.mkdir(parents=True, exist_ok=True)
-        except FileNotFoundError as error:  # in /proc, which holds no folders of others
-            raise PermissionError(errno.EPERM, "", str(error.filename)) from error
+        for folder in (store.files, store.records, store.trees, store.partial, store.scratch_root):
+            make_folder(folder)
         store.sweep()
     return store
 

@@ -147,9 +147,10 @@ def test_an_upload_that_fails_publishes_nothing_and_is_gone_on_with(
         (403, {"X-RateLimit-Remaining": "0"}, "wait"),
         (429, {}, "wait"),
         (403, {"X-RateLimit-Remaining": "9"}, "may write contents"),
+        (422, {}, "--commit"),
     ],
 )
-def test_a_forge_that_limits_requests_is_told_from_a_token_that_may_not(
+def test_a_forge_that_limits_requests_is_told_from_a_token_or_a_request_that_it_does_not_take(
     world: ChannelWorld, hub: Forge, status: int, headers: dict[str, str], step: str
 ) -> None:
     world.promote(V1, "stable")
@@ -157,12 +158,33 @@ def test_a_forge_that_limits_requests_is_told_from_a_token_that_may_not(
     with pytest.raises(UploadError) as raised:
         send(world, hub)
     assert step in raised.value.next_step
+    assert ("planted" in raised.value.because) == (status == 422)
+    assert hub.published() == {}
+
+
+@pytest.mark.parametrize(
+    ("method", "answer"),
+    [
+        ("GET", b"<html>"),
+        ("GET", b"null"),
+        ("GET", b'[{"id": 1, "tag_name": "v0", "draft": false}]'),
+        ("POST", b"[]"),
+        ("POST", b'{"id": 1, "tag_name": "v1", "draft": true, "upload_url": "uploads"}'),
+    ],
+)
+def test_answers_of_another_shape_are_one_error(
+    world: ChannelWorld, hub: Forge, method: str, answer: bytes
+) -> None:
+    world.promote(V1, "stable")
+    hub.planted[method] = answer
+    with pytest.raises(UploadError, match="its answer is not as GitHub's"):
+        send(world, hub)
     assert hub.published() == {}
 
 
 def test_a_published_release_never_changes(world: ChannelWorld, hub: Forge) -> None:
     world.promote(V1, "stable")
-    older = {"draft": False, "files": {}}
+    older = {"draft": False, "files": {}, "upload_url": hub.url}
     hub.releases = {
         id_: {"id": id_, "tag_name": f"v0.{id_}", **older} for id_ in range(1, 101)
     }  # a whole page
@@ -187,14 +209,24 @@ def test_other_bytes_under_a_released_name_are_refused_before_anything_is_sent(
     assert hub.asked == []
 
 
-@pytest.mark.parametrize(("size", "because"), [(2 << 30, "2 GiB"), (1, "one name")])
+@pytest.mark.parametrize(
+    ("names", "size", "because"),
+    [
+        (["a/x.json"], 2 << 30, "2 GiB"),
+        (["a/x.json", "b/x.json"], 1, "one name"),
+        (["x y.json"], 1, "may be named"),
+        (["x."], 1, "may be named"),
+        ([".x"], 1, "may be named"),
+        (["x\n"], 1, "may be named"),
+    ],
+)
 def test_files_that_cannot_be_assets_are_refused_before_anything_is_sent(
-    world: ChannelWorld, hub: Forge, size: int, because: str
+    world: ChannelWorld, hub: Forge, names: list[str], size: int, because: str
 ) -> None:
     world.promote(V1, "stable")
-    files = [world.folder / name / "x.json" for name in ("a", "b")][: 1 if size > 1 else 2]
+    files = [world.folder / name for name in names]
     for path in files:
-        path.parent.mkdir()
+        path.parent.mkdir(exist_ok=True)
         path.touch()
         os.truncate(path, size)
     with pytest.raises(PublishError) as raised:
@@ -215,6 +247,22 @@ def test_a_question_that_is_cut_off_is_asked_again(world: ChannelWorld, hub: For
     hub.before_answer = once
     send(world, hub)
     assert cut == ["GET", "PATCH"]
+    assert len(hub.published()) == 2
+
+
+def test_a_removal_whose_answer_is_lost_is_done(world: ChannelWorld, hub: Forge) -> None:
+    world.promote(V1, "stable")
+    hub.faults = ["cut"]
+    with pytest.raises(UploadError):
+        send(world, hub)
+
+    def lost(method: str, path: str) -> None:
+        if method == "DELETE" and hub.releases[1]["files"].pop(path.rpartition("/")[2], None):
+            raise ConnectionResetError
+
+    hub.before_answer = lost
+    send(world, hub)
+    assert [method for method, _ in hub.asked].count("DELETE") == 2
     assert len(hub.published()) == 2
 
 
@@ -254,7 +302,7 @@ def test_two_that_send_the_same_asset_at_once(world: ChannelWorld, hub: Forge) -
             hub.releases[1]["files"]["9"] = {"name": name, "state": "starter", "size": 0}
 
     hub.before_answer = another
-    with pytest.raises(LostRaceError, match="another publisher sent it"):
+    with pytest.raises(LostRaceError, match="another publisher made it"):
         send(world, hub)
     assert hub.published() == {}
     send(world, hub)
@@ -343,8 +391,8 @@ def test_the_dry_run_sends_and_changes_nothing(world: ChannelWorld, hub: Forge, 
         "channel",
         "release",
         world.published,
-        "--tag",
-        "v1",
+        "--tag=v1",
+        "--commit=main",
         "--json",
     ]
     environment = {**os.environ, **hub.environment}
@@ -364,6 +412,9 @@ def test_the_dry_run_sends_and_changes_nothing(world: ChannelWorld, hub: Forge, 
     assert hub.asked == []
     offline = subprocess.run([*command, "--offline"], env=environment, check=False, capture_output=True)
     assert offline.returncode
+    for option in ("--commit=", "--tag="):
+        empty = subprocess.run([*command, option], env=environment, check=False, capture_output=True)
+        assert empty.returncode == 2
     assert hub.asked == []
     # Its healthy twin sends what was listed.
     subprocess.run(command, env=environment, check=True, capture_output=True, text=True)

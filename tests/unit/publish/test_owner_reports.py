@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Callable, Mapping
-from copy import deepcopy
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -189,6 +188,10 @@ HOSTILE = [
     put("report", "levels", 0, "c", value=-1),
     put("report", "levels", value=[LEVEL] * 2),
     put("report", "tool", value="1\n"),
+    put("report", "failures", value={"stall": 300, "cut": 201}),
+    put("report", "levels", 0, "tok-s", value=[30.0, 31.0, 35.0]),
+    put("report", "levels", 0, "tok-s", value=[30.0, 25.0, 29.0]),
+    put("report", "levels", 0, "ttft-p95-ms", value=79.0),
 ]
 
 
@@ -305,8 +308,18 @@ def test_a_table_that_is_none_or_cannot_be_read_is_refused(tmp_path: Path) -> No
         add_reports(tmp_path, [], KEYS)
     (tmp_path / TABLE).unlink()
     (tmp_path / TABLE).mkdir()
-    with pytest.raises(StorageError):
-        add_reports(tmp_path, [], KEYS)
+    for folder in (tmp_path, Path("/proc/x")):
+        with pytest.raises(StorageError):
+            add_reports(folder, [], KEYS)
+
+
+def test_a_name_with_a_line_feed_is_told_in_one_line(tmp_path: Path) -> None:
+    path = written(tmp_path / "a\nb.json", signed())
+    add_reports(tmp_path / "table", [path], KEYS)
+    for edit in (bool, put("report", "verdict", value="fail"), put("report", "more", value=1)):
+        told = refusal(tmp_path / "table", written(path, signed(), edit))
+        assert "a\\nb.json" in told.what
+        assert "\n" not in told.what
 
 
 def test_the_page_escapes_what_it_shows(tmp_path: Path) -> None:
@@ -318,10 +331,8 @@ def test_the_page_escapes_what_it_shows(tmp_path: Path) -> None:
 # Channels ------------------------------------------------------------------------------------------------
 
 
-def promoted(tmp_path: Path, report: SignedReport, keys: set[str], runtime: str = "c" * 64) -> list[str]:
+def promoted(tmp_path: Path, keys: set[str] = KEYS, runtime: str = "c" * 64) -> list[str]:
     wheel = small_wheel(tmp_path, "1")
-    assert report.report.wheel is not None
-    attach_report(tmp_path, report)
     policy = ChannelPolicy(
         requires=("verify",), expires_days=1, capability="12.1", report_keys=tuple(sorted(keys))
     )
@@ -330,13 +341,26 @@ def promoted(tmp_path: Path, report: SignedReport, keys: set[str], runtime: str 
     return [one.kind for one in found]
 
 
+@pytest.mark.parametrize("there", [b"", b'{"kind": "verify"}'])
+def test_a_report_takes_the_place_of_a_file_that_is_not_its_evidence(tmp_path: Path, there: bytes) -> None:
+    path = attach_report(tmp_path, signed())
+    assert path is not None
+    whole, inode = path.read_bytes(), path.stat().st_ino
+    assert attach_report(tmp_path, signed()) == path
+    assert path.stat().st_ino == inode, "written once"
+    path.write_bytes(there or whole.replace(b"12.1", b"12.0"))
+    attach_report(tmp_path, signed())
+    assert b"12.1" in path.read_bytes()
+
+
 def of_wheel(folder: Path, key: CryptoSigner = OWNER, **changes: Any) -> SignedReport:
     sha256 = wheelkit.sha256(small_wheel(folder, "1"))
     return signed(key, wheel={"sha256": sha256, "version": "1", "runtime": "c" * 64}, **changes)
 
 
 def test_a_report_by_a_listed_key_opens_a_channel(tmp_path: Path) -> None:
-    assert promoted(tmp_path, of_wheel(tmp_path), KEYS) == ["verify"]
+    attach_report(tmp_path, of_wheel(tmp_path))
+    assert promoted(tmp_path) == ["verify"]
 
 
 @pytest.mark.parametrize(
@@ -354,8 +378,15 @@ def test_a_report_by_a_listed_key_opens_a_channel(tmp_path: Path) -> None:
 def test_other_reports_open_none(
     tmp_path: Path, key: CryptoSigner, changes: dict[str, Any], runtime: str, says: str
 ) -> None:
+    attach_report(tmp_path, of_wheel(tmp_path, key, **changes))
     with pytest.raises(MissingEvidenceError, match=says):
-        promoted(tmp_path, of_wheel(tmp_path, key, **changes), KEYS, runtime)
+        promoted(tmp_path, runtime=runtime)
+
+
+def exchanged(report: Any) -> None:
+    """Put the report of a run that failed, signed as well, in the place of *report*."""
+    failed = signed(wheel=report["report"]["wheel"], verdict="fail")
+    report.update(to_builtins(failed))
 
 
 @pytest.mark.parametrize(
@@ -364,6 +395,7 @@ def test_other_reports_open_none(
         (put("report", "machine", "cores", value=10), "was changed"),
         (put("report", "key", value="0" * 64), "not its own"),
         (lambda report: report.clear(), "refused"),
+        (exchanged, "verdict of the owner's report is fail"),
     ],
 )
 def test_evidence_that_was_edited_opens_none(
@@ -374,29 +406,16 @@ def test_evidence_that_was_edited_opens_none(
     data = json.loads(path.read_bytes())
     edit(data["detail"]["report"])
     path.write_text(json.dumps(data))
-    wheel = small_wheel(tmp_path, "1")
-    policy = ChannelPolicy(requires=("verify",), expires_days=1, report_keys=tuple(KEYS))
     with pytest.raises(MissingEvidenceError, match=says):
-        require_evidence(wheel, wheelkit.sha256(wheel), "s", policy, tmp_path / "evidence", runtime="c" * 64)
-
-
-def test_a_signed_report_of_a_run_that_failed_opens_none(tmp_path: Path) -> None:
-    path, failed = attach_report(tmp_path, of_wheel(tmp_path)), of_wheel(tmp_path, verdict="fail")
-    assert path is not None
-    evidence = {**json.loads(path.read_bytes()), "detail": {"report": to_builtins(failed)}}
-    path.write_text(json.dumps(evidence))
-    with pytest.raises(MissingEvidenceError, match="verdict of the owner's report is fail"):
-        promoted(tmp_path, of_wheel(tmp_path), KEYS)
+        promoted(tmp_path)
 
 
 def test_a_report_of_another_wheel_opens_none(tmp_path: Path) -> None:
     path, wheel = attach_report(tmp_path, signed()), small_wheel(tmp_path, "1")
     assert path is not None
-    data = json.loads(path.read_bytes())
-    data["wheel"] = wheelkit.sha256(wheel)
+    data = {**json.loads(path.read_bytes()), "wheel": wheelkit.sha256(wheel)}
     moved = tmp_path / "evidence" / data["wheel"] / path.name
     moved.parent.mkdir()
-    moved.write_text(json.dumps(deepcopy(data)))
-    policy = ChannelPolicy(requires=("verify",), expires_days=1, report_keys=tuple(KEYS))
+    moved.write_text(json.dumps(data))
     with pytest.raises(MissingEvidenceError, match="another wheel"):
-        require_evidence(wheel, data["wheel"], "s", policy, tmp_path / "evidence", runtime="c" * 64)
+        promoted(tmp_path)
