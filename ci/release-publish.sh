@@ -46,6 +46,9 @@ wheels=("$dist"/vllm-*.whl "$dist"/flashinfer_jit_cache-*_aarch64.whl)
 files=("$dist"/*.cdx.json)
 # Between two tags the tool changes and its version does not.
 [[ $tag != v* ]] || files+=("$dist"/tool/*.whl)
+# What made dist/ may have run upstream's code, which could have invented an audit.
+rm -f "$dist"/evidence/*/audit.json
+env -u GITHUB_TOKEN .venv/bin/sparkwright audit --quiet "${wheels[@]}" >/dev/null
 .venv/bin/sparkwright channel promote "${wheels[@]}" --to "$channel" --target "$site"
 .venv/bin/sparkwright channel release "$site" "${files[@]}" --tag "$tag" --commit "$(git rev-parse HEAD)" ${mode:+"$mode"}
 
