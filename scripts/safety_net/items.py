@@ -56,7 +56,7 @@ def native(scratch: Path) -> dict[str, Any]:
         told = call("wheel", "--plan", *words, folder=root, **warm(scratch)).require().json
         steps = {step["name"]: [step["key"], step["code"]] for step in told.pop("steps")}
         known = {f"compile {name}" for name in units}
-        del told["notice"]
+        told.pop("notice", None)
         steps = {
             name: key
             for name, key in steps.items()

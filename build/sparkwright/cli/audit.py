@@ -184,7 +184,6 @@ def _companion_parts(report: CompanionAudit) -> Iterator[Part]:
     is_flag=True,
     help="Accept a wheel of another build spec, or with binaries compiled elsewhere, with checks skipped.",
 )
-@click.option("--arch", default="", help="Judge kernels for this card, such as 12.1a; the lock's by default.")
 @takes("patchset")
 @run_in_session
 def command(
@@ -194,7 +193,6 @@ def command(
     patchset: str,
     source: str,
     allow_skipped: bool,
-    arch: str,
 ) -> Result:
     """Compare WHEELS with upstream's and with the merge.
 
@@ -202,7 +200,7 @@ def command(
     wheel is compared with. Upstream's own wheel can be audited too. A wheel of FlashInfer's kernels has to be
     whole, for one machine and one card, and without an undefined symbol.
     """
-    options = TargetOptions(patchset=patchset, source=source, arch=arch)
+    options = TargetOptions(patchset=patchset, source=source)
     reports: list[AuditReport | CompanionAudit] = []
     for wheel in wheels:
         if is_companion(wheel.name):

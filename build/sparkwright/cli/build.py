@@ -23,7 +23,7 @@ from sparkwright.lock.bump import bump_command
 from sparkwright.lock.check import require_native
 from sparkwright.merge.engine import merge_patchset
 from sparkwright.merge.report import MergeReport, OutcomeKind
-from sparkwright.pipeline.build import apply, plan, unforeseen
+from sparkwright.pipeline.build import apply, plan
 from sparkwright.pipeline.checkout import Checkout, with_series
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.kernels import foreign_extensions
@@ -206,7 +206,6 @@ def wheel_command(
 
 def _plan(job: Job) -> Result:
     steps, spec, platform = plan(job), job.spec, job.options.platform
-    notice = unforeseen(job, steps)
     kernels = "upstream's kernels" if spec.arch is None else f"kernels for {spec.arch}"
     rows = [(step.name, step.state, step.evidence, (step.key or "")[:16]) for step in steps]
     return Result(
@@ -219,7 +218,6 @@ def _plan(job: Job) -> Result:
             "kernels": job.kernels,
             "arch": spec.arch,
             "left-out": spec.left_out,
-            "notice": notice,
             "steps": [asdict(step) for step in steps],
         },
         [
@@ -228,7 +226,6 @@ def _plan(job: Job) -> Result:
             ("pin", _told_pin(job)),
             Table(("step", "state", "evidence", "key"), rows),
             *(f"{one.name}: {told}" for one in steps for told in (one.detail, one.warning) if told),
-            *([f"notice: {notice}"] if notice else []),
             *(f"left out {name}: {why}" for name, why in spec.left_out.items()),
         ],
     )

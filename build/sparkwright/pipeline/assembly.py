@@ -89,7 +89,7 @@ def _choose(job: Job, state: BuildState) -> Binaries:
         left_out=slim.left_out,
         packages=toolchain.packages,
     )
-    return Binaries(record=record, platform=platform, left_out=left_out, upstream=stock, kept=dict(slim.kept))
+    return Binaries(record=record, platform=platform, left_out=left_out, upstream=stock)
 
 
 def _inspect(job: Job, upstream: StockWheel, compiled: Mapping[str, str]) -> dict[str, Inspection]:

@@ -8,7 +8,6 @@ here for the merged tree.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -215,15 +214,3 @@ def plan(job: Job) -> list[PlannedStep]:
 
     build(job, look)
     return planned
-
-
-def unforeseen(job: Job, steps: Iterable[PlannedStep]) -> str:
-    """Return why a plan cannot tell which code its extensions get; empty where it can, or the lock does."""
-    unknown = any(step.compiles and step.code is None for step in steps)
-    if job.native is None or job.spec.arch == job.native.arch or not unknown:
-        return ""
-    return (
-        f"the lock states what is compiled for {job.native.arch}; an extension may get no code for "
-        f"{job.spec.arch} itself, and that is known once CMake has run: 'sparkwright wheel' says so before "
-        "it compiles, and this plan from then on"
-    )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from packaging.version import InvalidVersion, Version
 
 from sparkwright.base.errors import ConfigError, LockMismatchError, SparkwrightError, unknown_name
-from sparkwright.carries.model import Carry
 from sparkwright.carries.patchset import BuildSpec, load_patchset, make_build_spec, patchset_names
 from sparkwright.lock.model import LOCK_NAME, PATCHSETS, SHIPPED, Lock, project_root, read_lock
 
@@ -84,29 +83,7 @@ class Checkout:
                 because=f"it is the patchset of series {series}",
                 next_step=f"--series {series}, or a patchset without a series",
             )
-        spec = make_build_spec(self.root, self.lock, name, arch=arch)
-        self._require_reached(spec.carries)
-        return spec
-
-    def _require_reached(self, carries: Iterable[Carry]) -> None:
-        """Refuse a probe for a later release than any revision of its carry, and than the pin of any series.
-
-        It would never run, and what it was written for would go unnoticed.
-        """
-        pins: list[Version] = []
-        for carry in carries:
-            later = carry.spec.probe.later if carry.spec.probe is not None else ()
-            newest = max((Version(one.release) for one in later), default=None)
-            if newest is None or newest <= Version(self.lock.release.version):
-                continue
-            revisions = [Version(one.release) for one in carry.spec.revision]
-            pins = pins or [Version(lock.release.version) for lock in self.locks()]  # read for all at once
-            if newest > max([*revisions, *pins]):
-                raise ConfigError(
-                    f"carry {carry.name} has a probe for {newest} without a revision",
-                    because=f"no revision of it and no series' pin is of {newest} or later",
-                    next_step=f"write a revision for {newest}, pin it in a series, or remove the probe",
-                )
+        return make_build_spec(self.root, self.lock, name, arch=arch)
 
     def of(self, patchset: str) -> Checkout:
         """Return the checkout by the series whose own *patchset* is; this one for any other patchset."""

@@ -94,9 +94,9 @@ def _job_of(
     except (ArchiveError, WheelError):
         record = None  # the audit reports the damage
     if record is None:
-        job = open_job(replace(target, kernels="upstream", arch=""))
+        job = open_job(replace(target, kernels="upstream"))
         return job, job.version, None
-    job = open_job(replace(target, kernels="native", arch=target.arch or record.arch))
+    job = open_job(replace(target, kernels="native", arch=record.arch))
     extensions = require(job.native).extensions
     stock = {name for name, spec in extensions.items() if spec.member in record.reasons}
     attested = {name for name, spec in extensions.items() if spec.member in record.attested}
@@ -117,7 +117,7 @@ def expectation_of(
     job, version, stated = _job_of(wheel, target, open_job)
     compiled = found_compiled(job, stated)
     if parse_name(wheel.name).version != version:
-        return expectation(job, None, arch=target.arch, compiled=compiled)
+        return expectation(job, None, compiled=compiled)
     state = merged_again(job)
     record = expected_record(job, state, version, stated)
     report = require(state.report)
@@ -125,7 +125,6 @@ def expectation_of(
         job,
         job.changes(report),
         version,
-        arch=target.arch,
         record=record,
         python=job.python(report),
         links=job.links(report),

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import FetchError, NativeInputsError
-from sparkwright.base.events import emit
 from sparkwright.base.text import few
 from sparkwright.git.remotes import check_object_id
 from sparkwright.git.repository import Repository
@@ -77,15 +76,14 @@ def _pin_commit(
 ) -> Lock:
     old, repository = checkout.lock, access.repository
     pristine = open_source(source, access).commit(commit, old.release.git)
-    origin, reason = nearest_wheel(repository, commit, lambda one: has_wheels(access, one, machines))
-    emit("pin.wheel", commit=commit, wheel=origin, reason=reason)
+    origin = nearest_wheel(repository, commit, lambda one: has_wheels(access, one, machines))
     wheels = {machine: first_download(access, origin, machine) for machine in machines}
     evidence = gather_commit(access, commit, pristine.tree, wheels)
     return successor(old, evidence, wheels)
 
 
-def nearest_wheel(repository: Repository, commit: str, available: Callable[[str], bool]) -> tuple[str, str]:
-    """Return the commit whose wheel serves for *commit*, and the reason.
+def nearest_wheel(repository: Repository, commit: str, available: Callable[[str], bool]) -> str:
+    """Return the commit whose wheel serves for *commit*.
 
     That is *commit* itself, or the nearest of its first-parent ancestors with the same native inputs. Trees
     decide and never dates: a change that was taken out again does not count.
@@ -99,11 +97,7 @@ def nearest_wheel(repository: Repository, commit: str, available: Callable[[str]
         if distance and (differing := native_differences(repository, ancestor, commit)):
             blocked = blocked or (ancestor, differing)
         elif available(ancestor):
-            return ancestor, (
-                f"{distance} commits before {commit[:12]}, and no native input changed since"
-                if distance
-                else "it is the commit's own"
-            )
+            return ancestor
     what = f"no wheel of upstream's serves for commit {commit[:12]}"
     next_step = "wait until upstream has published its wheel, or pin an older commit"
     if blocked is None:

@@ -131,7 +131,6 @@ def expectation(
     changes: Mapping[str, bytes | None] | None,
     version: str | None = None,
     *,
-    arch: str = "",
     toolchain: Toolchain | None = None,
     record: Mapping[str, Any] | None = None,
     python: Mapping[str, str] | None = None,
@@ -140,8 +139,8 @@ def expectation(
 ) -> Expectation:
     """Return what a wheel of *job* is compared with.
 
-    *changes* are `None` for a wheel of another build spec, and *version* for any of the release; *arch* is by
-    default the build spec's, or the lock's. All else is as for `Expectation`.
+    *changes* are `None` for a wheel of another build spec, and *version* for any of the release. All else is
+    as for `Expectation`.
     """
     return Expectation(
         upstream_wheel=job.stock_file,
@@ -149,7 +148,7 @@ def expectation(
         lock=job.spec.lock,
         changes=changes,
         version=version,
-        native=native_expectation(job, arch, toolchain),
+        native=native_expectation(job, toolchain),
         record=record,
         compiled=compiled or {},
         python=python or {},
@@ -157,13 +156,10 @@ def expectation(
     )
 
 
-def native_expectation(
-    job: Job, arch: str = "", toolchain: Toolchain | None = None
-) -> NativeExpectation | None:
+def native_expectation(job: Job, toolchain: Toolchain | None = None) -> NativeExpectation | None:
     """Return the tools and limits that binaries are inspected with; `None` if the lock names none.
 
-    *arch* is by default the build spec's, or the lock's; without a *toolchain*, libraries are the lock's
-    packages.
+    Without a *toolchain*, libraries are the lock's packages.
     """
     from sparkwright.native.inspection import find_surroundings, inspector_of, surroundings_of
 
@@ -178,7 +174,7 @@ def native_expectation(
             surroundings_of(native, toolchain) if toolchain else None
         )
     return NativeExpectation(
-        arch=arch or job.spec.arch or native.arch,
+        arch=job.spec.arch or native.arch,
         inspector=inspector_of(native, job.access),
         surroundings=surroundings,
     )

@@ -57,14 +57,12 @@ class Binaries(Model, frozen=True):
         platform: platform tag that the wheel may carry: the newest that any of its binaries needs.
         left_out: reasons for leaving binaries of upstream's wheel out, by member.
         upstream: reasons for taking the others from upstream's wheel, by member.
-        kept: reasons for keeping binaries that hold no code for the card, by member.
     """
 
     record: dict[str, Any]
     platform: str
     left_out: dict[str, str]
     upstream: dict[str, str]
-    kept: dict[str, str]
 
 
 @dataclass(frozen=True)

@@ -139,20 +139,6 @@ class TestTwoSeries:
         ran = two.call(command, "--series", "1.33")
         assert (ran.status, "'1.3'" in ran.err) == (UnknownNameError.exit_code, True)
 
-    def test_a_probe_without_a_revision_is_refused(self, two: World) -> None:
-        path = two.root / "carries" / "clamp" / "carry.toml"
-        text = path.read_text()
-        later = '\n[[probe.later]]\nrelease = "{}"\nfile = "probe.py"\n'
-        path.write_text(text + later.format("1.4.0"))
-        for series in ("1.2", "1.3"):
-            ran = two.call("wheel", "--plan", "--series", series)
-            assert ran.status == ConfigError.exit_code
-            assert "clamp" in ran.err
-            assert "1.4.0" in ran.err
-        path.write_text(text + later.format("1.3.0"))  # which a series pins
-        two.good("wheel", "--plan")
-        two.good("wheel", "--plan", "--series", "1.3")
-
     def test_ends_of_a_bisection_may_be_of_either_series(self, two: World) -> None:
         write_patchset(two, "1.3", ["clamp"])
         ran = two.good("bisect", "1.2@1.2.0", "1.3@1.2.0", "--list", "--json")

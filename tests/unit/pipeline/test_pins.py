@@ -52,7 +52,7 @@ def brought(repository, upstream):
 def test_its_own_wheel_comes_first(repository, upstream, first):
     upstream.commit("Native (#2)", {"csrc/kernel.cu": "// two\n"})
     newest = brought(repository, upstream)
-    assert nearest_wheel(repository, newest, lambda _: True)[0] == newest
+    assert nearest_wheel(repository, newest, lambda _: True) == newest
 
 
 @pytest.mark.parametrize("path", NATIVE)
@@ -69,7 +69,7 @@ def test_a_native_change_between_them_refuses_the_wheel(repository, upstream, fi
 def test_any_other_change_does_not(repository, upstream, first, path):
     upstream.commit("Python (#2)", {path: "changed\n"})
     newest = brought(repository, upstream)
-    assert nearest_wheel(repository, newest, lambda commit: commit == first)[0] == first
+    assert nearest_wheel(repository, newest, lambda commit: commit == first) == first
     assert native_differences(repository, first, newest) == ()
 
 
@@ -77,7 +77,7 @@ def test_a_native_change_that_was_taken_out_again_does_not_count(repository, ups
     upstream.commit("Native (#2)", {"csrc/kernel.cu": "// two\n"})
     upstream.commit('Revert "Native (#2)"', {"csrc/kernel.cu": "// one\n"})
     newest = brought(repository, upstream)
-    assert nearest_wheel(repository, newest, lambda commit: commit == first)[0] == first
+    assert nearest_wheel(repository, newest, lambda commit: commit == first) == first
 
 
 def test_a_file_that_becomes_executable_is_another_tree(repository, upstream, first):
@@ -92,7 +92,7 @@ def test_the_nearest_of_several_serves(repository, upstream, first):
     second = upstream.commit("Python (#2)", {"vllm/engine.py": "ENGINE = 2\n"})
     upstream.commit("Python (#3)", {"vllm/engine.py": "ENGINE = 3\n"})
     newest = brought(repository, upstream)
-    assert nearest_wheel(repository, newest, lambda commit: commit in {first, second})[0] == second
+    assert nearest_wheel(repository, newest, lambda commit: commit in {first, second}) == second
 
 
 def test_only_first_parents_are_candidates(repository, upstream, first):
@@ -104,7 +104,7 @@ def test_only_first_parents_are_candidates(repository, upstream, first):
     newest = brought(repository, upstream)
     with pytest.raises(FetchError):
         nearest_wheel(repository, newest, lambda commit: commit == side)
-    assert nearest_wheel(repository, newest, lambda commit: commit == first)[0] == first
+    assert nearest_wheel(repository, newest, lambda commit: commit == first) == first
 
 
 @pytest.mark.parametrize(("distance", "serves"), [(20, True), (21, False)])
@@ -113,7 +113,7 @@ def test_the_search_ends_after_twenty_ancestors(repository, upstream, first, dis
         upstream.commit(f"Python (#{number})", {"vllm/engine.py": f"ENGINE = {number + 2}\n"})
     newest = brought(repository, upstream)
     if serves:
-        assert nearest_wheel(repository, newest, lambda commit: commit == first)[0] == first
+        assert nearest_wheel(repository, newest, lambda commit: commit == first) == first
         return
     with pytest.raises(FetchError, match=newest[:12]):
         nearest_wheel(repository, newest, lambda commit: commit == first)
