@@ -10,7 +10,7 @@ import click
 from sparkwright.base.errors import AuditError, ConfigError
 from sparkwright.base.text import human_seconds, human_size
 from sparkwright.cli.command import Command, Part, Result, Table, takes, taking
-from sparkwright.cli.options import out_option
+from sparkwright.cli.options import FILE_TYPE, out_option
 from sparkwright.cli.session import WORK, Session, run_in_session
 from sparkwright.companion.build import CompanionJob, audited, make_companion
 from sparkwright.companion.inspection import CompanionAudit
@@ -34,10 +34,7 @@ _OPEN = " (not compiled ahead: its arguments are not known)"
 
 @click.command("companion", cls=Command)
 @click.option(
-    "--list",
-    "listing",
-    is_flag=True,
-    help="Show the kernels, what calls them and which recipes need them.",
+    "--list", "listing", is_flag=True, help="Show the kernels, what calls them and which recipes need them."
 )
 @click.option("--recipe", "recipes", multiple=True, help="Only the kernels of this recipe; may be repeated.")
 @click.option("--module", "modules", multiple=True, help="This module besides; may be repeated.")
@@ -175,9 +172,7 @@ def _companion_parts(report: CompanionAudit) -> Iterator[Part]:
 
 
 @click.command("audit", cls=Command)
-@click.argument(
-    "wheels", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True, dir_okay=False)
-)
+@click.argument("wheels", nargs=-1, required=True, type=FILE_TYPE)
 @click.option("--source", default="index", show_default=True, help="Origin of upstream's tree.")
 @click.option(
     "--allow-skipped",

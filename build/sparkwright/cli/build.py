@@ -16,7 +16,7 @@ from sparkwright.base.text import human_size
 from sparkwright.carries.edited import write_tree
 from sparkwright.carries.patchset import BuildSpec, with_next_revision
 from sparkwright.cli.command import Command, Group, Part, Result, Table, takes, taking
-from sparkwright.cli.options import compile_options, job_options, out_option
+from sparkwright.cli.options import PATH_TYPE, compile_options, job_options, out_option
 from sparkwright.cli.session import Session, run_in_clone, run_in_session
 from sparkwright.companion.wheel import is_companion
 from sparkwright.lock.bump import bump_command
@@ -46,9 +46,7 @@ _HAZARDS = {
 
 @click.command("merge", cls=Command)
 @click.option("--onto", metavar="VERSION", help="Another release of upstream's, instead of the pin.")
-@click.option(
-    "--check-out", type=click.Path(path_type=Path), metavar="FOLDER", help="Write the merged tree here."
-)
+@click.option("--check-out", type=PATH_TYPE, metavar="FOLDER", help="Write the merged tree here.")
 @job_options
 @run_in_session
 def merge_command(
@@ -349,7 +347,7 @@ def _shown_kernels(job: Job, state: BuildState) -> Iterator[Part]:
 
 
 @click.command("publish", cls=Command)
-@click.argument("folder", type=click.Path(path_type=Path), required=False)
+@click.argument("folder", type=PATH_TYPE, required=False)
 @run_in_session
 def publish_command(session: Session, *, folder: Path | None) -> Result:
     """Write a static package index over the wheels in FOLDER.

@@ -34,7 +34,7 @@ from sparkwright.carries.model import Carry, PullRequest, load_carries
 from sparkwright.carries.patch import parse_patch
 from sparkwright.carries.patchset import with_carry
 from sparkwright.cli.command import Group, Part, Result, Table
-from sparkwright.cli.options import job_options, source_options
+from sparkwright.cli.options import PATH_TYPE, job_options, source_options
 from sparkwright.cli.session import Session, run_in_clone, run_in_session
 from sparkwright.git.repository import open_repository
 from sparkwright.merge.absorb import CarryChange
@@ -71,9 +71,7 @@ def _find(session: Session, name: str) -> Carry:
     metavar="NUMBER",
     help="Take the change from this pull request: 45544 or #45544 of upstream's, or an address.",
 )
-@click.option(
-    "--from", "folder", type=click.Path(path_type=Path), help="Take the change from this edited folder."
-)
+@click.option("--from", "folder", type=PATH_TYPE, help="Take the change from this edited folder.")
 @click.option(
     "--base",
     default="",
@@ -252,7 +250,7 @@ def _spec(carry: Carry) -> Iterator[str]:
 
 
 @command.command("edit")
-@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("folder", type=PATH_TYPE)
 @click.option("--carry", "name", help="Start from the pinned tree with this carry's change in it.")
 @source_options
 @run_in_clone
@@ -285,9 +283,7 @@ def _editor(job: Job) -> CarryEditor:
 
 @command.command("refresh")
 @click.argument("name")
-@click.option(
-    "--from", "folder", type=click.Path(path_type=Path), help="Take the change from this edited folder."
-)
+@click.option("--from", "folder", type=PATH_TYPE, help="Take the change from this edited folder.")
 @source_options
 @run_in_clone
 def refresh(session: Session, *, name: str, folder: Path | None, target: TargetOptions) -> Result:

@@ -19,7 +19,7 @@ from sparkwright.base.digests import sha256_bytes, sha256_file
 from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.base.text import human_size
 from sparkwright.cli.command import Group, Part, Result, Table
-from sparkwright.cli.options import reading_options, together
+from sparkwright.cli.options import FILE_TYPE, FOLDER_TYPE, PATH_TYPE, reading_options, together
 from sparkwright.cli.session import Session, run_read_only
 from sparkwright.publish.channel import CHANNELS, ChannelState, channel_names, require_channel_name
 from sparkwright.publish.channel import history as history_of
@@ -48,7 +48,6 @@ from sparkwright.upstream.network import read_settings
 R = TypeVar("R")
 
 _NAME = click.argument("channel", metavar="NAME")
-_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
 
 _TARGET = click.option(
@@ -96,7 +95,7 @@ def command() -> None:
 
 
 @command.command("promote")
-@click.argument("wheels", metavar="WHEEL...", nargs=-1, required=True, type=_FILE)
+@click.argument("wheels", metavar="WHEEL...", nargs=-1, required=True, type=FILE_TYPE)
 @click.option("--to", "channel", required=True, metavar="NAME", help="Such as nightly, candidate or stable.")
 @run_read_only
 @_signing
@@ -156,8 +155,8 @@ def prune(session: Session, *, publisher: ChannelPublisher) -> Result:
 
 
 @command.command("release")
-@click.argument("folder", type=click.Path(path_type=Path, exists=True, file_okay=False))
-@click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("folder", type=FOLDER_TYPE)
+@click.argument("files", metavar="[FILE]...", nargs=-1, type=PATH_TYPE)
 @click.option("--tag", required=True, help="The release's tag.")
 @click.option("--commit", required=True, help="What the tag is made of, if there is none.")
 @click.option(
@@ -238,10 +237,10 @@ def show(*, channel: str, history: bool, target: str, offline: bool) -> Result:
 
 @command.command("verify")
 @click.argument("place", metavar="URL|FOLDER")
-@click.option("--wheel", type=_FILE, help="Verify that this file is a wheel of the channel.")
+@click.option("--wheel", type=FILE_TYPE, help="Verify that this file is a wheel of the channel.")
 @click.option(
     "--requirements",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=PATH_TYPE,
     metavar="FILE",
     help="Write the newest for this machine, or that of --wheel, and its runtime to FILE, by digest.",
 )
@@ -331,13 +330,13 @@ def show_key(channel: str) -> Result:
 @click.option("--revoke", metavar="REASON", help="It may have been stolen; readers see it.")
 @click.option(
     "--split",
-    type=click.Path(path_type=Path),
+    type=PATH_TYPE,
     metavar="FILE",
     help="Move the present key to FILE, to be kept offline: it signs roots only, the new one generations.",
 )
 @click.option(
     "--roots-key",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    type=FILE_TYPE,
     help="The key that --split moved away, where this machine's may not sign roots, or is lost.",
 )
 def rotate(channel: str, *, revoke: str | None, split: Path | None, roots_key: Path | None) -> Result:

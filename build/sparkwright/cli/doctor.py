@@ -16,7 +16,7 @@ from sparkwright.base.errors import SparkwrightError, ToolError
 from sparkwright.base.machine import card_fields
 from sparkwright.base.text import human_size
 from sparkwright.cli.command import Command, Result, Table, takes, taking
-from sparkwright.cli.options import SIDECARS, USE, complete_recipe
+from sparkwright.cli.options import FILE_TYPE, PATH_TYPE, SIDECARS, USE, complete_recipe
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.engine.environment import OfferedWheel, plan_environment, sources_here
 from sparkwright.engine.release import ask_installed
@@ -37,12 +37,8 @@ _NEEDED_BYTES = 3 << 30
 @click.command("doctor", cls=Command)
 @click.argument("recipe", metavar="[RECIPE]", default="", shell_complete=complete_recipe)
 @USE
-@click.option(
-    "--wheel",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="The wheel to serve RECIPE with.",
-)
-@click.option("--python", type=click.Path(path_type=Path), help="The interpreter whose vLLM serves RECIPE.")
+@click.option("--wheel", type=FILE_TYPE, help="The wheel to serve RECIPE with.")
+@click.option("--python", type=PATH_TYPE, help="The interpreter whose vLLM serves RECIPE.")
 @SIDECARS
 @taking("series", "root", "store_url")
 @takes("offline")

@@ -20,6 +20,9 @@ from sparkwright.pipeline.options import DEFAULT_PLATFORM, CompileOptions, Targe
 from sparkwright.publish.index import DIST_VARIABLE
 from sparkwright.recipes.recipe import recipes
 
+PATH_TYPE = click.Path(path_type=Path)
+FILE_TYPE = click.Path(path_type=Path, exists=True, dir_okay=False)
+FOLDER_TYPE = click.Path(path_type=Path, exists=True, file_okay=False)
 _MOST = 1_000_000  # requests at a time, or a second
 
 R = TypeVar("R")
@@ -116,7 +119,7 @@ _COMPILING = (
 
 out_option = click.option(
     "--out",
-    type=click.Path(path_type=Path),
+    type=PATH_TYPE,
     help=f"Folder for wheels and their index; {DIST_VARIABLE}, or dist/ in the checkout, by default.",
 )
 
@@ -210,14 +213,13 @@ def complete_recipe(_: click.Context, __: click.Parameter, incomplete: str) -> l
 
 
 RECIPE = click.argument("recipe", metavar="RECIPE", shell_complete=complete_recipe)
-_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 USE = click.option(
     "--use", default="", help="A use of the recipe, such as shared or many; single by default."
 )
 SIDECARS = click.option(
     "--sidecars", "sidecars_gib", type=click.FloatRange(min=0), default=0.0, metavar="GIB",
     envvar="SPARKWRIGHT_SIDECARS",
-    help="Memory that other programs will take beside the server.",
+    help="Memory that other programs will take beside the server."
 )  # fmt: skip
 FORCE = click.option("--force", is_flag=True, help="Start in spite of preflight's predictions.")
 UNLOCKED = click.option(
@@ -239,7 +241,7 @@ wheel_options = together(
     takes("series"),
     click.option(
         "--wheel",
-        type=_FILE,
+        type=FILE_TYPE,
         help="Serve with this wheel; by default the present build spec's in dist/, or the highest revision.",
     ),
     click.option(

@@ -15,6 +15,7 @@ import msgspec
 from sparkwright.base.config import decode_json, to_builtins
 from sparkwright.base.errors import ConfigError, IncompatibleOptionsError
 from sparkwright.cli.command import Group, Part, Result, Table, takes, taking
+from sparkwright.cli.options import PATH_TYPE
 from sparkwright.cli.output import printable
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.engine.release import CheckedRecipe, check_recipes
@@ -157,7 +158,7 @@ def _described(result: CheckedRecipe) -> dict[str, Any]:
 @click.option(
     "--speculative", default="", metavar="JSON", help="As of --speculative-config: method, model, …"
 )
-@click.option("--out", type=click.Path(path_type=Path), help="The file; NAME.toml by default.")
+@click.option("--out", type=PATH_TYPE, help="The file; NAME.toml by default.")
 @taking("series")
 @run_in_session
 def new(
@@ -235,7 +236,7 @@ def _written(path: Path, recipe: Recipe, remarks: Sequence[Remark], version: str
 @command.command("import")
 @click.argument("source")
 @click.option("--name", default="", help="The recipe's name; what is served by default.")
-@click.option("--out", type=click.Path(path_type=Path), help="The file; NAME.toml by default.")
+@click.option("--out", type=PATH_TYPE, help="The file; NAME.toml by default.")
 @taking("series")
 @run_in_session
 def import_(session: Session, *, source: str, name: str, out: Path | None) -> Result:

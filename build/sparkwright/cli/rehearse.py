@@ -12,7 +12,7 @@ from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import ConfigError, SparkwrightError, UndecidedError, VerdictError
 from sparkwright.base.text import human_size
 from sparkwright.cli.command import Command, Part, Result, Table
-from sparkwright.cli.options import NAMES, require_libraries, tree_options
+from sparkwright.cli.options import FILE_TYPE, NAMES, PATH_TYPE, require_libraries, tree_options
 from sparkwright.cli.session import Session, run_in_session
 from sparkwright.merge.engine import merge_patchset
 from sparkwright.pipeline.job import Job
@@ -26,16 +26,11 @@ from sparkwright.wheel.recorded import read_record
 
 
 @click.command("rehearse", cls=Command)
-@click.argument("wheel", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("wheel", required=False, type=FILE_TYPE)
 @click.option("--onto", metavar="VERSION", help="Another release of upstream's, instead of the pin.")
 @click.option("--checks", type=NAMES, default=(), help="Run only these, such as boot,coherence.")
-@click.option("--no-pristine", is_flag=True, help="Compare with no unpatched server.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of prompts.")
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    help="Folder for the results; one in dist/rehearsal/ by default.",
-)
+@click.option("--out", type=PATH_TYPE, help="Folder for the results; one in dist/rehearsal/ by default.")
 @tree_options
 @run_in_session
 def command(
@@ -44,7 +39,6 @@ def command(
     wheel: Path | None,
     onto: str | None,
     checks: tuple[str, ...],
-    no_pristine: bool,
     seed: int,
     out: Path | None,
     target: TargetOptions,
@@ -71,15 +65,9 @@ def command(
     report = merge_patchset(job.repository, job.merge_request(pristine, version))
     if wheel is not None:
         _require_own(wheel, report.tree, job.checkout.series)
-    options = RehearsalOptions(
-        checks=checks or DEFAULT,
-        offline=session.offline,
-        out=out,
-        against_pristine=not no_pristine,
-        seed=seed,
-    )
+    options = RehearsalOptions(checks=checks or DEFAULT, out=out, seed=seed)
     result = rehearse(job, report, VERIFIER, options)
-    complete = options.checks == DEFAULT and not no_pristine
+    complete = options.checks == DEFAULT
     attached = _attach(session, result, report.tree, [wheel] if wheel else [], complete=complete)
     kind = "rehearsal" if result.exact else "rehearsal-older"
     told = [("evidence", f"{kind}, attached to {name}") for name in attached]

@@ -17,7 +17,14 @@ from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import ConfigError
 from sparkwright.base.text import one_line
 from sparkwright.cli.command import Command, Parent, Result, takes
-from sparkwright.cli.options import FORCE, complete_recipe, require_libraries
+from sparkwright.cli.options import (
+    FILE_TYPE,
+    FOLDER_TYPE,
+    FORCE,
+    PATH_TYPE,
+    complete_recipe,
+    require_libraries,
+)
 from sparkwright.cli.output import showing_events
 from sparkwright.cli.session import Session, run_read_only
 from sparkwright.cli.verify import DEFAULT_RECIPE, execute, failure_of, options_of, refuse_stated, shown
@@ -37,20 +44,19 @@ from sparkwright.verify.results import Results, load_run
 
 NAME = "owner-report.json"
 _ADD = {"add": __name__}
-_FOLDER = click.Path(path_type=Path, exists=True, file_okay=False)
 # A version's local part may be anybody's words.
 _VERSION = re.compile(r"(?<=-)[0-9][0-9a-z.]*(\+spark[0-9a-f.]*)?")
 
 
 @click.command("report", cls=Parent, subcommands=_ADD)
-@click.argument("wheel", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("wheel", required=False, type=FILE_TYPE)
 @click.option(
     "--recipe", default=DEFAULT_RECIPE, show_default=True, shell_complete=complete_recipe,
-    help="What to serve, by name or file.",
+    help="What to serve, by name or file."
 )  # fmt: skip
 @click.option("--use", default="", help="The use of the recipe that is served, such as many.")
-@click.option("--run", "folder", type=_FOLDER, help="Report the finished run of 'verify' in this folder.")
-@click.option("--out", type=click.Path(path_type=Path), help=f"By default {NAME} of the run.")
+@click.option("--run", "folder", type=FOLDER_TYPE, help="Report the finished run of 'verify' in this folder.")
+@click.option("--out", type=PATH_TYPE, help=f"By default {NAME} of the run.")
 @click.option("--yes", is_flag=True, help="Write it without asking.")
 @FORCE
 @takes("offline", "quiet", "as_json")
@@ -148,11 +154,11 @@ def _described(results: Results) -> dict[str, Any]:
 
 
 @click.command("add", cls=Command)
-@click.argument("files", metavar="[FILE]...", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("files", metavar="[FILE]...", nargs=-1, type=PATH_TYPE)
 @click.option(
     "--table",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="The folder of page and data; published/reports beside the wheels by default.",
+    type=PATH_TYPE,
+    help="Folder of page and data; published/reports beside the wheels by default.",
 )
 @run_read_only
 def add_command(session: Session, *, files: tuple[Path, ...], table: Path | None) -> Result:

@@ -19,7 +19,15 @@ import msgspec
 from sparkwright.base.errors import ConfigError, PreflightError, SparkwrightError
 from sparkwright.base.events import emit, subscribe, task
 from sparkwright.cli.command import Command, Result, takes
-from sparkwright.cli.options import FORCE, RECIPE, require_libraries, serving_options, wheel_options
+from sparkwright.cli.options import (
+    FILE_TYPE,
+    FORCE,
+    PATH_TYPE,
+    RECIPE,
+    require_libraries,
+    serving_options,
+    wheel_options,
+)
 from sparkwright.cli.output import events_kept, expect_json, showing_events
 from sparkwright.cli.serve_show import Lines, Screen, shown_plan
 from sparkwright.engine.environment import (
@@ -65,11 +73,7 @@ _JSON_S, _TEXT_S = 10.0, 30.0  # between two states
 @click.command("serve", cls=Command)
 @RECIPE
 @wheel_options
-@click.option(
-    "--python",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    help="Serve with this interpreter's vLLM instead of a wheel.",
-)
+@click.option("--python", type=FILE_TYPE, help="Serve with this interpreter's vLLM instead of a wheel.")
 @serving_options
 @click.option(
     "--port", type=click.IntRange(0, 65535), default=PORT, show_default=True, help="0 chooses a free one."
@@ -77,7 +81,7 @@ _JSON_S, _TEXT_S = 10.0, 30.0  # between two states
 @click.option(
     "--api-key-file",
     "key_file",
-    type=click.Path(path_type=Path),
+    type=PATH_TYPE,
     envvar="SPARKWRIGHT_API_KEY_FILE",
     help="File of mode 600 with the key that clients must send; else it is that of VLLM_API_KEY.",
 )

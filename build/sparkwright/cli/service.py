@@ -18,6 +18,7 @@ from sparkwright.base.machine import card_capability
 from sparkwright.cli.command import Group, Part, Result
 from sparkwright.cli.options import (
     FORCE,
+    PATH_TYPE,
     RECIPE,
     reading_options,
     require_libraries,
@@ -57,11 +58,7 @@ def command() -> None:
 @serving_options
 @click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True)
 @click.option("--run-as", default="", help="User of a system's unit; the one behind sudo, or sparkwright.")
-@click.option(
-    "--models",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Folder of downloaded models (HF_HOME).",
-)
+@click.option("--models", type=PATH_TYPE, help="Folder of downloaded models (HF_HOME).")
 @wheel_options
 @_SCOPE
 @FORCE

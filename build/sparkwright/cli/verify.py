@@ -20,8 +20,11 @@ from sparkwright.base.events import emit
 from sparkwright.base.text import human_seconds, human_size
 from sparkwright.cli.command import Parent, Result, Table, takes
 from sparkwright.cli.options import (
+    FILE_TYPE,
+    FOLDER_TYPE,
     NAMES,
     NUMBERS,
+    PATH_TYPE,
     RATES,
     UNLOCKED,
     machines_option,
@@ -63,12 +66,8 @@ def objective(_context: click.Context, _parameter: click.Parameter, value: str |
 
 MODEL = click.option("--model", default="", help="The model's name there, if it serves several.")
 LOG = click.option("--log", default="", help="The file that the server at --url writes its log to.")
-OUT = click.option("--out", type=click.Path(path_type=Path), help="Folder; one in dist/evidence/ by default.")
-RESUME = click.option(
-    "--resume",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Continue the interrupted run in this folder.",
-)
+OUT = click.option("--out", type=PATH_TYPE, help="Folder; one in dist/evidence/ by default.")
+RESUME = click.option("--resume", type=FOLDER_TYPE, help="Continue the interrupted run in this folder.")
 PLAN = click.option(
     "--plan", "only_plan", is_flag=True, help="Show what would be measured, and how long it takes."
 )
@@ -169,7 +168,7 @@ _COMPARE = "sparkwright.cli.verify_compare"
 
 
 @click.command("verify", cls=Parent, subcommands={"compare": _COMPARE, "eval": _COMPARE})
-@click.argument("wheel", required=False, type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("wheel", required=False, type=FILE_TYPE)
 @OUT
 @RESUME
 @machines_option

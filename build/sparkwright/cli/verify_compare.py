@@ -13,7 +13,7 @@ import click
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
 from sparkwright.cli.command import Command, Result, takes
-from sparkwright.cli.options import NAMES, NUMBERS, UNLOCKED, machines_option, require_libraries
+from sparkwright.cli.options import FOLDER_TYPE, NAMES, NUMBERS, UNLOCKED, machines_option, require_libraries
 from sparkwright.cli.output import crashes_kept, showing_events
 from sparkwright.cli.verify import (
     DEFAULT_RECIPE,
@@ -252,8 +252,8 @@ def _options_of(
 @click.option("--concurrency", type=click.IntRange(min=1), default=8, show_default=True)
 @click.option(
     "--before",
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Folder of an earlier evaluation, to compare with question by question.",
+    type=FOLDER_TYPE,
+    help="Folder of an earlier evaluation, to compare question by question.",
 )
 @click.option("--python", default="", help="An interpreter that has lm-evaluation-harness.")
 @OUT

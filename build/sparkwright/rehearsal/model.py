@@ -37,14 +37,11 @@ class RehearsalOptions:
     Attributes:
         checks: names of the checks to run, see `DEFAULT`.
         out: folder for the results; one in dist/rehearsal/ by default. A second run continues the first.
-        against_pristine: compare answers with those of the unpatched wheel.
         seed: of prompts; another seed asks other ones.
     """
 
     checks: tuple[str, ...] = DEFAULT
-    offline: bool = False
     out: Path | None = None
-    against_pristine: bool = True
     seed: int = 0
 
 

@@ -11,7 +11,7 @@ from msgspec import structs
 
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import RehearsalError, ServerError, unknown_name
-from sparkwright.base.events import emit, task
+from sparkwright.base.events import task
 from sparkwright.engine.outcomes import (
     CheckOutcome,
     CheckRequest,
@@ -58,13 +58,11 @@ def rehearse(
     options = options or RehearsalOptions()
     if unknown := [name for name in options.checks if name not in DEFAULT]:
         raise unknown_name("check of a rehearsal", unknown[0], list(DEFAULT))
-    if options.offline and not job.options.offline:
-        job = replace(job, options=replace(job.options, offline=True))
     started, wanted = time.monotonic(), report.version
     report = _onto_served(job, report)
     version = report.version
     served = prepare(job, python_changes(job, report), version)
-    pristine = prepare(job, {}, version) if options.against_pristine else None
+    pristine = prepare(job, {}, version) if PARITY in options.checks else None
     folder = options.out
     if folder is None:
         beside = None if pristine is None else pristine.key
@@ -141,15 +139,9 @@ class _Rehearsal:
     def run(self) -> tuple[CheckOutcome, ...]:
         """Run every check and return the outcomes."""
         plain = [name for name in self.options.checks if name != SPECULATION]
-        if self.pristine is None:
-            plain = [name for name in plain if name != PARITY]
-        found: list[CheckOutcome] = []
-        if plain:
-            found += self._plain(plain)
+        found = self._plain(plain) if plain else []
         if SPECULATION in self.options.checks:
             found.append(self._speculation())
-        for outcome in found:
-            emit("rehearsal.check", check=outcome.name, verdict=outcome.verdict, detail=outcome.detail)
         return tuple(found)
 
     def _plain(self, names: Sequence[str]) -> list[CheckOutcome]:

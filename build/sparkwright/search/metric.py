@@ -32,7 +32,7 @@ from sparkwright.distributed.cluster import Cluster, ThisMachine
 from sparkwright.distributed.tasks import Done, TaskLostError, bring_files
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.outcomes import CheckOutcome, CheckRequest, CheckResult, Verifier
-from sparkwright.rehearsal.model import DEFAULT, PARITY, RehearsalOptions
+from sparkwright.rehearsal.model import DEFAULT, RehearsalOptions
 from sparkwright.rehearsal.run import rehearse
 from sparkwright.search.candidates import Realiser
 from sparkwright.search.model import Evaluation, StepVerdict, UntestableError
@@ -228,12 +228,7 @@ class Rehearsing:
         if candidate.point.commit:
             raise UntestableError("upstream has wheels for the CPU of releases only")
         report = self.realiser.merged(candidate)
-        options = RehearsalOptions(
-            checks=(check,),
-            offline=self.realiser.access.settings.offline,
-            out=folder / "rehearsal",
-            against_pristine=check == PARITY,
-        )
+        options = RehearsalOptions(checks=(check,), out=folder / "rehearsal")
         result = rehearse(self.realiser.exact_job(candidate), report, self.verifier, options)
         if not result.exact:
             raise UntestableError(f"there is no wheel for the CPU of {report.version}")

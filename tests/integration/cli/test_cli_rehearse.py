@@ -15,7 +15,7 @@ from world import World, wait_until
 
 from sparkwright.base.errors import ConfigError, DigestError, RehearsalError, UnknownNameError, VerdictError
 
-QUICK = ("--checks", "boot,prefix", "--no-pristine")
+QUICK = ("--checks", "boot,prefix")
 
 
 @pytest.fixture
@@ -68,11 +68,11 @@ class TestVerdicts:
         world.list_carries([])
         stage(world, rehearsed(changes=(("vllm/fault.py", "FAULT = 'does-not-start'\n"),)))
         world.carry("mend", {"vllm/fault.py": "FAULT = ''\n"})
-        _, result = rehearse(world, "--checks", "boot,speculation", "--no-pristine")
+        _, result = rehearse(world, "--checks", "boot,speculation")
         assert verdicts(result) == {"boot": "passed", "speculation": "skipped"}
         started = [event for event in world.events() if event["kind"] == "server.started"]
         assert len(started) == 2
-        _, again = rehearse(world, "--checks", "boot,speculation", "--no-pristine", "--seed", "1")
+        _, again = rehearse(world, "--checks", "boot,speculation", "--seed", "1")
         assert verdicts(again) == verdicts(result)
         assert sum(event["kind"] == "server.started" for event in world.events()) == 1
 

@@ -55,7 +55,7 @@ def merged(job: Job) -> MergeReport:
 @pytest.fixture(scope="module")
 def rehearsed(job: Job, merged: MergeReport, tmp_path_factory: pytest.TempPathFactory) -> Rehearsed:
     folder = tmp_path_factory.mktemp("rehearsal") / "merged"
-    options = RehearsalOptions(checks=CHECKS, out=folder, against_pristine=False)
+    options = RehearsalOptions(checks=CHECKS, out=folder)
     return Rehearsed(job, merged, folder, rehearse(job, merged, VERIFIER, options))
 
 
@@ -78,7 +78,7 @@ def test_the_patchset_passes(rehearsed: Rehearsed) -> None:
 
 
 def test_no_burst_breaks_the_patchset(job: Job, merged: MergeReport, tmp_path: Path) -> None:
-    options = RehearsalOptions(checks=("crash",), out=tmp_path / "out", against_pristine=False)
+    options = RehearsalOptions(checks=("crash",), out=tmp_path / "out")
     (crash,) = rehearse(job, merged, VERIFIER, options).checks
     assert (crash.name, crash.verdict) == ("crash", "passed"), crash.detail
 
@@ -98,7 +98,7 @@ def test_a_carry_that_spoils_sampling_fails(
     source = job.repository.blob(job.repository.files(merged.tree, [SAMPLER])[SAMPLER].blob)
     planted = source + f"\n\nSampler.greedy_sample = staticmethod(lambda logits: {greedy})\n".encode()
     spoiled = with_another_file(job, merged, SAMPLER, planted)
-    options = RehearsalOptions(checks=("coherence",), out=tmp_path / "out", against_pristine=False)
+    options = RehearsalOptions(checks=("coherence",), out=tmp_path / "out")
     (coherence,) = rehearse(job, spoiled, VERIFIER, options).checks
     assert (coherence.name, coherence.verdict) == ("coherence", "failed")
     assert coherence.signature == f"coherence: {finding}"
