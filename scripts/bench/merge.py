@@ -54,9 +54,9 @@ def timed(action: Callable[..., object], *arguments: object, **named: object) ->
 
 def merge_as_new_process(job: Job, request: MergeRequest) -> Taken:
     """Return the seconds of a merge that holds nothing of files read before."""
-    for kept in (sides._modules, sides._faults, sides._words):  # noqa: SLF001 - what a new process lacks
-        kept.clear()
-    resolved._read.cache_clear()  # noqa: SLF001
+    # What a new process lacks.
+    for kept in (sides._module, sides._fault, sides._words, resolved._read):  # noqa: SLF001
+        kept.cache_clear()
     return timed(merge_patchset, job.repository, request)
 
 

@@ -13,7 +13,7 @@ from sparkwright.base.events import emit
 from sparkwright.carries.model import Carry
 from sparkwright.git.repository import Repository, TreeEntry
 from sparkwright.merge.absorb import CarryChange, History, history_signals
-from sparkwright.merge.landing import absorbed, idle, land
+from sparkwright.merge.landing import Landing, idle
 from sparkwright.merge.prepare import BaseFinder, Preparation, attempt, patched, prepare
 from sparkwright.merge.report import MergedSource, MergeReport, Outcome, OutcomeKind
 from sparkwright.store.paths import Store
@@ -139,9 +139,9 @@ def _merge_one(repository: Repository, preparation: Preparation, request: MergeR
         return Outcome(carry=carry.name, kind=OutcomeKind.REFUSED, tree=ours, detail=preparation.refusal)
     if because := idle(repository, change.base, change.theirs):
         return Outcome(carry=carry.name, kind=OutcomeKind.REFUSED, tree=ours, detail=because)
-    if signals := _history(repository, request, carry, change):
-        return absorbed(repository, carry, change, ours, signals)
-    return land(repository, carry, change, ours, store=request.store)
+    landing = Landing(repository, carry.name, change, ours, request.store)
+    signals = _history(repository, request, carry, change)
+    return landing.absorbed(signals) if signals else landing.land()
 
 
 def _history(
@@ -185,7 +185,7 @@ def apply_to_source(
         if ready.change is None:
             outcome = Outcome(carry=carry.name, kind=OutcomeKind.REFUSED, tree=tree, detail=ready.refusal)
         else:
-            outcome = land(repository, carry, ready.change, tree, store=store)
+            outcome = Landing(repository, carry.name, ready.change, tree, store).land()
         outcome = replace(outcome, source=carry.spec.source or "")
         outcomes.append(outcome)
         tree = outcome.tree

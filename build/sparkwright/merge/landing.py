@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sparkwright.base.text import few, human_size, line_ends
 from sparkwright.base.wheel_members import most_bytes, name_fault
-from sparkwright.carries.model import Carry
 from sparkwright.git.repository import LINK, SUBMODULE, Repository, TreeEntry
 from sparkwright.git.trees import FileEntry, MergeResult, merge_trees, patch_tree
 from sparkwright.merge.absorb import CarryChange, reverse_applies
@@ -18,126 +18,109 @@ from sparkwright.store.paths import Store
 _SHOWN = 3
 
 
-def land(
-    repository: Repository, carry: Carry, change: CarryChange, ours: str, *, store: Store | None = None
-) -> Outcome:
-    """Merge the *change* of *carry* into the tree *ours*; *store* remembers findings on clean merges."""
-    result = merge_trees(repository, base=change.base_commit, ours=ours, theirs=change.theirs)
-    if result.clean and result.tree == ours:
-        return absorbed(repository, carry, change, ours, ("equal-tree",))
-    if not result.clean:
-        return _conflicted(repository, carry, change, ours, result, store=store)
-    return _applied(repository, carry, change, ours, result.tree, store=store)
+@dataclass(frozen=True)
+class Landing:
+    """The merge of a carry's *change* into the tree *ours*; *store* remembers findings on clean merges."""
 
+    repository: Repository
+    carry: str
+    change: CarryChange
+    ours: str
+    store: Store | None = None
 
-def absorbed(
-    repository: Repository,
-    carry: Carry,
-    change: CarryChange,
-    ours: str,
-    signals: tuple[str, ...],
-    *,
-    conflicts: tuple[str, ...] = (),
-) -> Outcome:
-    """Return the outcome of a carry that upstream has by its *signals*; its probe has yet to agree."""
-    detail = f"upstream seems to have it ({', '.join(signals)})"
-    if conflicts:
-        detail += f", and its own form of {', '.join(conflicts)}"
-    return Outcome(
-        carry=carry.name,
-        kind=OutcomeKind.ABSORBED,
-        tree=ours,
-        detail=detail,
-        concerns=tuple(sorted(repository.changed(change.base, change.theirs))),
-        signals=signals,
-        conflicts=conflicts,
-    )
+    def land(self) -> Outcome:
+        """Merge the change."""
+        change, ours = self.change, self.ours
+        result = merge_trees(self.repository, base=change.base_commit, ours=ours, theirs=change.theirs)
+        if not result.clean:
+            return self._conflicted(result)
+        return self.absorbed(("equal-tree",)) if result.tree == ours else self._applied(result.tree)
 
-
-def _conflicted(
-    repository: Repository,
-    carry: Carry,
-    change: CarryChange,
-    ours: str,
-    result: MergeResult,
-    *,
-    store: Store | None,
-) -> Outcome:
-    if reverse_applies(repository, change, ours):
-        return absorbed(repository, carry, change, ours, ("reverse-apply",))
-    code = [path for path in result.conflicts if not is_text(path)]
-    if code:
-        detail = few(code, _SHOWN, more=" and {} more files") + _told_ends(repository, change, ours, code)
+    def absorbed(self, signals: tuple[str, ...], conflicts: tuple[str, ...] = ()) -> Outcome:
+        """Return the outcome of a carry that upstream has by its *signals*; its probe has yet to agree."""
+        detail = f"upstream seems to have it ({', '.join(signals)})"
+        if conflicts:
+            detail += f", and its own form of {', '.join(conflicts)}"
         return Outcome(
-            carry=carry.name, kind=OutcomeKind.CONFLICT, tree=ours, detail=detail, conflicts=result.conflicts
+            carry=self.carry,
+            kind=OutcomeKind.ABSORBED,
+            tree=self.ours,
+            detail=detail,
+            concerns=tuple(sorted(self.repository.changed(self.change.base, self.change.theirs))),
+            signals=signals,
+            conflicts=conflicts,
         )
-    tree = _with_ours(repository, result, ours)
-    if tree == ours and not all(map(is_text, repository.changed(change.base, change.theirs))):
+
+    def _left_out(
+        self,
+        detail: str,
+        kind: OutcomeKind = OutcomeKind.REFUSED,
+        *,
+        conflicts: tuple[str, ...] = (),
+        hazards: tuple[Hazard, ...] = (),
+    ) -> Outcome:
+        return Outcome(
+            carry=self.carry, kind=kind, tree=self.ours, detail=detail, conflicts=conflicts, hazards=hazards
+        )
+
+    def _conflicted(self, result: MergeResult) -> Outcome:
+        repository, change, conflicts = self.repository, self.change, result.conflicts
+        if reverse_applies(repository, change, self.ours):
+            return self.absorbed(("reverse-apply",))
+        if code := [path for path in conflicts if not is_text(path)]:
+            detail = few(code, _SHOWN, more=" and {} more files") + self._told_ends(code)
+            return self._left_out(detail, OutcomeKind.CONFLICT, conflicts=conflicts)
+        tree = self._with_ours(result)
+        if tree != self.ours:
+            return self._applied(tree, conflicts)
+        if all(map(is_text, repository.changed(change.base, change.theirs))):
+            detail = "nothing is left of it but conflicts in tests or documents"
+            return self._left_out(detail, conflicts=conflicts)
         # Its code changed nothing, so upstream has all of that; only its tests or documents differ.
-        return absorbed(repository, carry, change, ours, ("equal-tree",), conflicts=result.conflicts)
-    if tree == ours:
-        detail = "nothing is left of it but conflicts in tests or documents"
+        return self.absorbed(("equal-tree",), conflicts)
+
+    def _told_ends(self, paths: Sequence[str]) -> str:
+        """Return a remark on the first of *paths* whose line ends one side changed: each line conflicts."""
+        change = self.change
+        trees = {
+            "the carry was written for": change.base, "the carry has": change.theirs, "it meets": self.ours,
+        }  # fmt: skip
+        for path in paths:
+            styles = {what: line_ends(Side(self.repository, tree).text(path)) for what, tree in trees.items()}
+            if len(set(styles.values()) - {""}) > 1:
+                told = ", ".join(f"{what} {style}" for what, style in styles.items() if style)
+                return f"; the line ends of {path} differ: {told}"
+        return ""
+
+    def _with_ours(self, result: MergeResult) -> str:
+        """Return the merged tree with our form of every conflicted file."""
+        entries = self.repository.files(self.ours, result.conflicts)
+        files = {
+            path: FileEntry(entries[path].mode, self.repository.blob(entries[path].blob))
+            if path in entries
+            else None
+            for path in result.conflicts
+        }
+        return patch_tree(self.repository, result.tree, files)
+
+    def _applied(self, merged: str, conflicts: tuple[str, ...] = ()) -> Outcome:
+        repository, ours = self.repository, self.ours
+        if faults := unshippable(repository, ours, merged):
+            return self._left_out(f"no wheel can hold it: {'; '.join(faults)}. The carry has to change")
+        sides = Sides(self.change.base, ours, self.change.theirs, merged)
+        found = examine(repository, sides, self.store)
+        hazards = (*found.hazards, *lost_modes(repository, ours, merged))
+        if found.flaws:
+            return self._left_out("; ".join(found.flaws), hazards=hazards)
         return Outcome(
-            carry=carry.name, kind=OutcomeKind.REFUSED, tree=ours, detail=detail, conflicts=result.conflicts
-        )
-    return _applied(repository, carry, change, ours, tree, store=store, conflicts=result.conflicts)
-
-
-def _told_ends(repository: Repository, change: CarryChange, ours: str, paths: Sequence[str]) -> str:
-    """Return a remark on the first of *paths* whose line ends one side changed; each line conflicts then."""
-    trees = {"the carry was written for": change.base, "the carry has": change.theirs, "it meets": ours}
-    for path in paths:
-        styles = {what: line_ends(Side(repository, tree).text(path)) for what, tree in trees.items()}
-        if len(set(styles.values()) - {""}) > 1:
-            told = ", ".join(f"{what} {style}" for what, style in styles.items() if style)
-            return f"; the line ends of {path} differ: {told}"
-    return ""
-
-
-def _with_ours(repository: Repository, result: MergeResult, ours: str) -> str:
-    """Return the merged tree with the form in *ours* of every conflicted file."""
-    entries = repository.files(ours, result.conflicts)
-    files = {
-        path: FileEntry(entries[path].mode, repository.blob(entries[path].blob)) if path in entries else None
-        for path in result.conflicts
-    }
-    return patch_tree(repository, result.tree, files)
-
-
-def _applied(
-    repository: Repository,
-    carry: Carry,
-    change: CarryChange,
-    ours: str,
-    merged: str,
-    *,
-    store: Store | None,
-    conflicts: tuple[str, ...] = (),
-) -> Outcome:
-    if faults := unshippable(repository, ours, merged):
-        detail = f"no wheel can hold it: {'; '.join(faults)}. The carry has to change"
-        return Outcome(carry=carry.name, kind=OutcomeKind.REFUSED, tree=ours, detail=detail)
-    found = examine(repository, Sides(change.base, ours, change.theirs, merged), store)
-    hazards = (*found.hazards, *lost_modes(repository, ours, merged))
-    if found.flaws:
-        return Outcome(
-            carry=carry.name,
-            kind=OutcomeKind.REFUSED,
-            tree=ours,
-            detail="; ".join(found.flaws),
+            carry=self.carry,
+            kind=OutcomeKind.CONFLICT_IN_TESTS_OR_DOCS if conflicts else OutcomeKind.APPLIED,
+            tree=merged,
+            detail=f"upstream's form was kept of {', '.join(conflicts)}" if conflicts else "",
             hazards=hazards,
+            conflicts=conflicts,
+            paths=tuple(sorted(repository.changed(ours, merged))),
         )
-    kind = OutcomeKind.CONFLICT_IN_TESTS_OR_DOCS if conflicts else OutcomeKind.APPLIED
-    detail = f"upstream's form was kept of {', '.join(conflicts)}" if conflicts else ""
-    return Outcome(
-        carry=carry.name,
-        kind=kind,
-        tree=merged,
-        detail=detail,
-        hazards=hazards,
-        conflicts=conflicts,
-        paths=tuple(sorted(repository.changed(ours, merged))),
-    )
 
 
 # What a wheel cannot have -------------------------------------------------------------------------

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import fnmatch
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import lru_cache
 
 from sparkwright.git.repository import SUBMODULE, Repository, TreeEntry
 from sparkwright.merge.modules import Module, fault_of, read_module
 
-K = TypeVar("K")
-V = TypeVar("V")
 
 # By blob id: a patchset meets the same files again and again, and most differ in no merge.
-_modules: dict[str, Module] = {}
-_faults: dict[str, str] = {}
-_words: dict[tuple[re.Pattern[bytes], str], frozenset[str]] = {}
-_MOST_MODULES = 2_000
-_MOST_WORDS = 20_000
+@lru_cache(maxsize=2_000)
+def _module(repository: Repository, blob: str) -> Module:
+    return read_module(repository.blob(blob))
 
 
-def _kept(kept: dict[K, V], key: K, make: Callable[[], V], most: int) -> V:
-    """Return what *kept* has under *key*, made now where it has none; the oldest of *most* makes way."""
-    if key not in kept:
-        while len(kept) >= most:
-            del kept[next(iter(kept))]
-        kept[key] = make()
-    return kept[key]
+@lru_cache(maxsize=20_000)
+def _fault(repository: Repository, blob: str) -> str:
+    return fault_of(repository.blob(blob))
+
+
+@lru_cache(maxsize=20_000)
+def _words(pattern: re.Pattern[bytes], repository: Repository, blob: str) -> frozenset[str]:
+    return frozenset(word.decode() for word in pattern.findall(repository.blob(blob)) if word.isascii())
 
 
 @dataclass(frozen=True)
@@ -49,38 +45,29 @@ class Side:
     tree: str
 
     def entry(self, path: str) -> TreeEntry | None:
-        """Return the file at *path*, if there is one."""
-        return self.repository.objects.entry(self.tree, path)
+        """Return the file at *path*, if there is one, and no submodule."""
+        entry = self.repository.objects.entry(self.tree, path)
+        return None if entry is None or entry.mode == SUBMODULE else entry
 
     def text(self, path: str) -> bytes:
-        """Return the bytes of the file at *path*; none where there is no such file, or a submodule."""
+        """Return the bytes of the file at *path*; none where there is no such file."""
         entry = self.entry(path)
-        return b"" if entry is None or entry.mode == SUBMODULE else self.repository.blob(entry.blob)
+        return b"" if entry is None else self.repository.blob(entry.blob)
 
     def module(self, path: str) -> Module | None:
         """Return the facts of the file at *path*, if there is one."""
         entry = self.entry(path)
-        if entry is None:
-            return None
-        return _kept(_modules, entry.blob, lambda: read_module(self.text(path)), _MOST_MODULES)
+        return None if entry is None else _module(self.repository, entry.blob)
 
     def fault(self, path: str) -> str:
         """Return why the file at *path* does not compile; nothing where it does."""
         entry = self.entry(path)
-        if entry is None:
-            return ""
-        return _kept(_faults, entry.blob, lambda: fault_of(self.text(path)), _MOST_WORDS)
+        return "" if entry is None else _fault(self.repository, entry.blob)
 
     def words(self, pattern: re.Pattern[bytes], path: str) -> frozenset[str]:
         """Return the words that *pattern* finds in the file at *path*."""
         entry = self.entry(path)
-        if entry is None:
-            return frozenset()
-
-        def find() -> frozenset[str]:
-            return frozenset(word.decode() for word in pattern.findall(self.text(path)) if word.isascii())
-
-        return _kept(_words, (pattern, entry.blob), find, _MOST_WORDS)
+        return frozenset() if entry is None else _words(pattern, self.repository, entry.blob)
 
     def holds(self, module: str, name: str) -> bool | None:
         """Tell if ``from module import name`` finds something; `None` where the tree has no such module."""

@@ -415,8 +415,8 @@ def merge_in_new_process(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> tuple
         parsed.append(text.decode())
         return read_module(text)
 
-    for kept in (sides._modules, sides._faults, sides._words):
-        kept.clear()
+    for kept in (sides._module, sides._fault, sides._words):
+        kept.cache_clear()
     with monkeypatch.context() as patched:
         patched.setattr(sides, "read_module", reading)
         return scene.merge(), parsed
