@@ -10,14 +10,14 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from sparkwright.base.errors import ProcessError, SparkwrightError, ToolError
-from sparkwright.base.machine import card_fields
+from sparkwright.base.machine import MachineSnapshot, card_fields, look
 from sparkwright.base.process.run import run, which
 from sparkwright.lock.model import NativePin
 from sparkwright.native.model import Target
@@ -117,14 +117,11 @@ def _is_cross(target: Target) -> bool:
     return target.machine != this_machine()
 
 
-def _candidates(target: Target) -> Iterator[str]:
-    names: list[str]
-    if _is_cross(target):
-        triple = f"{target.machine}-linux-gnu"
-        names = [*(f"{triple}-g++-{version}" for version in _CROSS_VERSIONS), f"{triple}-g++"]
-    else:
-        names = ["g++", *(f"g++-{version}" for version in _CROSS_VERSIONS)]
-    return iter(names)
+def _candidates(target: Target) -> list[str]:
+    if not _is_cross(target):
+        return ["g++", *(f"g++-{version}" for version in _CROSS_VERSIONS)]
+    triple = f"{target.machine}-linux-gnu"
+    return [*(f"{triple}-g++-{version}" for version in _CROSS_VERSIONS), f"{triple}-g++"]
 
 
 def _package(target: Target) -> str:
@@ -207,15 +204,12 @@ def require_isolation() -> None:
 
 # What a machine lacks for compiling ---------------------------------------------------------------
 
-# Every check is a pure function of its inputs; `native_checks` gathers these and runs all checks.
-
 Verdict = Literal["pass", "fail", "to do", "skipped"]
 
 _GIB = 1 << 30
 # The toolchain unpacked takes 3 GB and the wheels that it came from 0.6; objects and extensions 1 to 2.
 _NEEDED_DISK = 10 * _GIB
-# For a lock that records no unit's memory yet.
-_USUAL_LARGEST = 4 * _GIB
+_USUAL_LARGEST_MIB = 4096  # for a lock that records no unit's memory yet
 _OLDEST_DRIVER = (580,)
 
 
@@ -235,18 +229,15 @@ class MachineCheck:
 
 def native_checks(native: NativePin, store: Path) -> list[MachineCheck]:
     """Check everything that a native build of the lock's tables needs, in the order of its steps."""
-    memory = parse_meminfo(Path("/proc/meminfo").read_text(encoding="utf-8"))
     return [
         *(
-            _tried(
-                f"compiler for {machine}", partial(_compiler, Target(machine, native.arch), native.oldest_gxx)
-            )
-            for machine in native.toolkit.target
+            _tried(f"compiler for {one}", partial(_compiler, Target(one, native.arch), native.oldest_gxx))
+            for one in native.toolkit.target
         ),
         _tried("python headers", lambda: str(find_python_headers(Path(sys.executable)).folder)),
         check_packages(native, this_machine()),
         check_disk(shutil.disk_usage(store).free),
-        check_memory(memory, largest_unit(native)),
+        check_memory(look(), native),
         _tried("network isolation", _isolation),
         check_gpu(card_fields("name", "compute_cap", "driver_version")),
     ]
@@ -270,50 +261,34 @@ def _isolation() -> str:
     return "compilers can be run without a network (unshare)"
 
 
-def _judged(what: str, *, passed: bool, detail: str, remedy: str) -> MachineCheck:
+def _judged(what: str, detail: str, remedy: str, *, passed: bool) -> MachineCheck:
     return MachineCheck(what, "pass", detail) if passed else MachineCheck(what, "to do", detail, remedy)
 
 
 def check_packages(native: NativePin, machine: str) -> MachineCheck:
     """Check that the lock has a CUDA toolkit, cmake and ninja that run on *machine*."""
     table = native.toolkit.builder
-    if machine not in table:
-        return MachineCheck(
-            "cuda toolkit", "to do", f"the lock has none that runs on {machine}",
-            f"build on {' or '.join(table)}",
-        )  # fmt: skip
-    parts = table[machine]
-    shown = [f"{name} {parts[name].version}" for name in ("nvcc", "cmake", "ninja") if name in parts]
-    return MachineCheck("cuda toolkit", "pass", f"{', '.join(shown)} as pinned packages; nothing to install")
+    parts = table.get(machine, {})
+    shown = ", ".join(f"{name} {parts[name].version}" for name in ("nvcc", "cmake", "ninja") if name in parts)
+    detail = f"{shown} as pinned packages; nothing to install" if parts else f"none that runs on {machine}"
+    return _judged("cuda toolkit", detail, f"build on {' or '.join(table)}", passed=bool(parts))
 
 
 def check_disk(free: int) -> MachineCheck:
     """Check that *free* bytes are enough for a toolchain and the results of a build."""
     detail = f"{free / _GIB:.0f} GiB free, {_NEEDED_DISK / _GIB:.0f} needed"
     remedy = "free some, or point SPARKWRIGHT_HOME to a larger disk"
-    return _judged("disk for kernels", passed=free >= _NEEDED_DISK, detail=detail, remedy=remedy)
+    return _judged("disk for kernels", detail, remedy, passed=free >= _NEEDED_DISK)
 
 
-def parse_meminfo(text: str) -> dict[str, int]:
-    """Return the values of ``/proc/meminfo`` in bytes (proc_meminfo(5) gives kB)."""
-    rows = (line.partition(":") for line in text.splitlines())
-    return {name: int(value.split()[0]) << 10 for name, _, value in rows if value.split()[1:] == ["kB"]}
-
-
-def largest_unit(native: NativePin) -> int:
-    """Return the bytes of memory that the largest unit took to compile, by the lock's costs."""
-    return max((mib << 20 for _, mib in native.costs.values()), default=_USUAL_LARGEST)
-
-
-def check_memory(memory: Mapping[str, int], largest: int) -> MachineCheck:
-    """Compare the available memory with that of the *largest* unit, in bytes."""
-    available = memory.get("MemAvailable", 0)
-    detail = (
-        f"{available / _GIB:.0f} of {memory.get('MemTotal', 0) / _GIB:.0f} GiB available, "
-        f"the largest unit takes {largest / _GIB:.1f}"
-    )
+def check_memory(machine: MachineSnapshot, native: NativePin) -> MachineCheck:
+    """Compare the available memory with that of the largest unit, by the lock's costs."""
+    largest = max((mib for _, mib in native.costs.values()), default=_USUAL_LARGEST_MIB)
+    available, total = machine.available_mib, machine.total_mib
+    detail = f"{available / 1024:.0f} of {total / 1024:.0f} GiB available, "
+    detail += f"the largest unit takes {largest / 1024:.1f}"
     remedy = "stop processes that hold memory, such as a server, or build on another machine"
-    return _judged("memory", passed=available >= largest, detail=detail, remedy=remedy)
+    return _judged("memory", detail, remedy, passed=available >= largest)
 
 
 def check_gpu(card: tuple[str, ...]) -> MachineCheck:
@@ -321,10 +296,8 @@ def check_gpu(card: tuple[str, ...]) -> MachineCheck:
     if not card:
         return MachineCheck("gpu", "skipped", "nvidia-smi lists none; building needs no GPU")
     name, capability, driver = card
+    passed = version_of(driver) >= _OLDEST_DRIVER
     detail = f"{name}, compute capability {capability}, driver {driver}"
-    if version_of(driver) >= _OLDEST_DRIVER:
-        return MachineCheck("gpu", "pass", detail)
-    return MachineCheck(
-        "gpu", "to do", f"{detail}; CUDA 13 needs driver 580 or newer",
-        "install a newer driver: on a Spark with the system's update, on Ubuntu nvidia-driver-580-open",
-    )  # fmt: skip
+    detail += "" if passed else "; CUDA 13 needs driver 580 or newer"
+    remedy = "install a newer driver: on a Spark with the system's update, on Ubuntu nvidia-driver-580-open"
+    return _judged("gpu", detail, remedy, passed=passed)

@@ -11,9 +11,10 @@ from http_index import Index
 from native_kit import HERE, OTHER, Machine, native_tables, offer_toolkit
 
 from sparkwright.base.errors import ToolError
+from sparkwright.base.machine import MachineSnapshot
 from sparkwright.base.process.run import run, which
 from sparkwright.native import host as doctor
-from sparkwright.native.host import isolated, native_checks, parse_meminfo, require_isolation
+from sparkwright.native.host import isolated, native_checks, require_isolation
 
 GIB = 1 << 30
 NATIVE = native_tables(offer_toolkit(Index()))
@@ -31,18 +32,13 @@ def test_disk(free, expected):
     assert verdict(doctor.check_disk(free)) == expected
 
 
-def test_memory():
-    text = "MemTotal:  125829120 kB\nMemAvailable:   20971520 kB\nCached: 1024 kB\nHugePages_Total:   0\n"
-    memory = parse_meminfo(text)
-    assert memory == {"MemTotal": 120 * GIB, "MemAvailable": 20 * GIB, "Cached": 1 << 20}
-    assert verdict(doctor.check_memory(memory, 20 * GIB)) == "pass"
-    assert verdict(doctor.check_memory(memory, 20 * GIB + 1)) == "to do"
-
-
-def test_the_largest_unit_is_the_one_that_the_lock_records():
-    costs = {"a.cu": (955.0, 5504), "b.cu": (186.0, 9080)}
-    assert doctor.largest_unit(msgspec.structs.replace(NATIVE, costs=costs)) == 9080 << 20
-    assert doctor.largest_unit(msgspec.structs.replace(NATIVE, costs={})) == 4 * GIB
+@pytest.mark.parametrize(
+    ("costs", "needed"), [({"a.cu": (955.0, 5504), "b.cu": (186.0, 9080)}, 9080), ({}, 4096)]
+)
+def test_memory_for_the_largest_unit_of_the_lock(costs, needed):
+    native = msgspec.structs.replace(NATIVE, costs=costs)
+    for available, expected in ((needed, "pass"), (needed - 1, "to do")):
+        assert verdict(doctor.check_memory(MachineSnapshot(20, 122880, available), native)) == expected
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,14 @@ from sparkwright.engine.installed import (
     runs_on,
 )
 from sparkwright.recipes.recipe import load_recipe
-from sparkwright.serve.preflight.machine import HostFacts, check_room, is_taken, parse_card, read_host
+from sparkwright.serve.preflight.machine import (
+    HostFacts,
+    check_room,
+    is_taken,
+    parse_card,
+    parse_meminfo,
+    read_host,
+)
 from sparkwright.serve.preflight.run import inspect_start, run_preflight
 
 
@@ -351,3 +358,8 @@ def test_a_wheel_and_its_installation_have_one_digest(tmp_path):
 
 def test_an_interpreter_without_vllm_is_refused(model, tmp_path):
     assert levels(recipe(model), engine=None, python=tmp_path / "absent") == {"engine": "refuse"}
+
+
+def test_the_kernels_figures_of_memory_are_read_in_bytes():
+    text = "MemTotal:  125829120 kB\nMemAvailable:   20971520 kB\nHugePages_Total:   0\n"
+    assert parse_meminfo(text) == {"MemTotal": 120 << 30, "MemAvailable": 20 << 30}

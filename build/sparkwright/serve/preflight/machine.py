@@ -16,7 +16,6 @@ from pathlib import Path
 
 from sparkwright.base.machine import card_fields
 from sparkwright.base.text import human_size
-from sparkwright.native.host import parse_meminfo
 from sparkwright.recipes.recipe import Recipe
 from sparkwright.serve.preflight.finding import Finding, finding
 
@@ -132,6 +131,12 @@ class HostFacts:
             swap,
             sidecars,
         )
+
+
+def parse_meminfo(text: str) -> dict[str, int]:
+    """Return the values of ``/proc/meminfo`` in bytes (proc_meminfo(5) gives kB)."""
+    rows = (line.partition(":") for line in text.splitlines())
+    return {name: int(value.split()[0]) << 10 for name, _, value in rows if value.split()[1:] == ["kB"]}
 
 
 def read_host(
