@@ -146,14 +146,6 @@ def test_equal_tree_fires_without_history(scene: Scene) -> None:
     assert outcome.signals == ("equal-tree",)
 
 
-def test_half_of_it_upstream_is_not_absorbed(scene: Scene, upstream: UpstreamRepository) -> None:
-    scene.base = {CODE: OLD, "other.py": "o = 1\n"}
-    scene.add("fix", {CODE: BOTH})
-    outcome = settle(scene, upstream, [("Half of it", {CODE: NEW})])
-    assert outcome.kind is OutcomeKind.APPLIED
-    assert outcome.tree == make_tree(scene.repository, {CODE: BOTH, "other.py": "o = 1\n"})
-
-
 # (base, with the change, as upstream has it now), a line a letter: found by search, for where git can take
 # a change out but not put it on top, lines must repeat.
 CONSTELLATIONS = [

@@ -433,16 +433,6 @@ def test_a_merge_that_was_examined_before_parses_nothing(remembering, store, mon
     assert again == first
 
 
-@pytest.mark.parametrize("damage", [b"", b"\xff", b"[]", b'{"flaws": [1]}', b'{"flaw": []}'])
-def test_a_damaged_record_counts_as_none(remembering, store, monkeypatch, damage):
-    first, _ = merge_in_new_process(remembering, monkeypatch)
-    for path in records(store):
-        path.write_bytes(damage)
-    again, parsed = merge_in_new_process(remembering, monkeypatch)
-    assert parsed
-    assert again == first
-
-
 def test_other_detectors_examine_again(remembering, store, monkeypatch):
     merge_in_new_process(remembering, monkeypatch)
     monkeypatch.setattr(hazards, "_rules", lambda: "of another release")

@@ -1,12 +1,9 @@
 """Parts of a patchset: which there are, and that the few that are merged speak for all."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, combinations
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from kit import VERSION, make_tree, write_carry, write_diff
 from subsets_kit import Part, prefixes, telling_subsets
 
@@ -22,78 +19,33 @@ MOVED = OLD.replace("return 1", "return 5")
 LETTERS = "abcdef"
 
 
-@pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], Carry]:
-    """One carry for each letter and each set of letters before it that it may require."""
-    root = tmp_path_factory.mktemp("carries")
-    found = {}
-    for index, name in enumerate(LETTERS):
-        for required in powerset(LETTERS[:index]):
-            folder = root / "".join(required)
-            path = write_carry(folder, name, patches={VERSION: b""}, requires=list(required))
-            found[name, *required] = load_carry(path)
-    return found
-
-
-def powerset(items: Iterable[str]) -> list[tuple[str, ...]]:
-    pool = list(items)
-    return list(chain.from_iterable(combinations(pool, size) for size in range(len(pool) + 1)))
+def carries_of(root: Path, *keys: str) -> list[Carry]:
+    """Carries that are called by the first letter of a key and require the others."""
+    return [
+        load_carry(write_carry(root, name, patches={VERSION: b""}, requires=list(required)))
+        for name, *required in keys
+    ]
 
 
 def names(part: Part) -> str:
     return "".join(carry.name for carry in part)
 
 
-@st.composite
-def requirements(draw: st.DrawFn) -> list[tuple[str, ...]]:
-    """For each of up to six carries, its name and what it requires."""
-    count = draw(st.integers(0, len(LETTERS)))
-    return [
-        (name, *sorted(draw(st.sets(st.sampled_from(LETTERS[:index]), max_size=2)) if index else ()))
-        for index, name in enumerate(LETTERS[:count])
-    ]
-
-
-def allowed(carries: Sequence[Carry]) -> set[str]:
-    """Names of the closed parts, found by looking at every part."""
-    by_name = {carry.name: carry for carry in carries}
-    return {
-        "".join(part)
-        for part in powerset(by_name)
-        if part and all(set(by_name[name].spec.requires) <= set(part) for name in part)
-    }
-
-
-def test_a_closure_has_what_is_required_at_any_remove(known: dict[tuple[str, ...], Carry]) -> None:
-    carries = [known[tuple(key)] for key in ("a", "ba", "c", "db", "ec")]
+def test_a_closure_has_what_is_required_at_any_remove(tmp_path: Path) -> None:
+    carries = carries_of(tmp_path, "a", "ba", "c", "db", "ec")
     assert names(closure(["d"], carries)) == "abd"
     assert names(closure(["e", "b"], carries)) == "abce"
     assert closure([], carries) == ()
 
 
-@given(keys=requirements(), data=st.data())
-def test_telling_parts_are_closed_and_show_every_meeting_in_every_file(known, keys, data):
-    carries = [known[key] for key in keys]
-    paths = st.sets(st.sampled_from(["x", "x/y", "z"]), min_size=1)
-    touched = {carry.name: data.draw(paths) for carry in carries}
-    found = {names(part) for part in telling_subsets(carries, touched)}
-    every = allowed(carries)
-    assert found <= every
-    # What may touch one file, or stand in its way as a file where it needs a folder.
-    for near in ({"x"}, {"x", "x/y"}, {"z"}):
-        group = {carry.name for carry in carries if touched[carry.name] & near}
-        assert {frozenset(part) & group for part in every} <= {frozenset(part) & group for part in found} | {
-            frozenset()
-        }
-    assert {names(closure([carry.name], carries)) for carry in carries} <= found
-
-
-def test_carries_that_never_meet_are_merged_one_by_one(known: dict[tuple[str, ...], Carry]) -> None:
-    carries = [known[letter,] for letter in LETTERS]
+def test_carries_are_merged_together_where_they_meet(tmp_path: Path) -> None:
+    carries = carries_of(tmp_path, *LETTERS[:-1], "fa")
     apart = {letter: [f"vllm/{letter}.py"] for letter in LETTERS}
-    assert [names(part) for part in telling_subsets(carries, apart)] == list(LETTERS)
-    meeting = {**apart, "b": [CODE], "e": [CODE]}
-    assert [names(part) for part in telling_subsets(carries, meeting)] == [*LETTERS, "be"]
+    alone = [*LETTERS[:-1], "af"]
+    assert [names(part) for part in telling_subsets(carries, apart)] == alone
+    meeting = {**apart, "b": ["vllm/x"], "e": ["vllm/x/y.py"], "f": ["vllm/x/y.py"]}
+    found = [names(part) for part in telling_subsets(carries, meeting)]
+    assert found == [*alone, "be", "aef", "abf", "abef"]
 
 
 class Planted:

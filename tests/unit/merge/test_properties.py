@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from kit import Scene, make_tree, read_tree
 
 from sparkwright.carries.model import Carry
-from sparkwright.git.repository import Repository, open_repository
-from sparkwright.git.trees import merge_trees
+from sparkwright.git.repository import open_repository
 from sparkwright.merge.engine import MergeRequest, merge_patchset
 from sparkwright.merge.report import MergeReport, OutcomeKind
 
@@ -104,18 +103,3 @@ def test_an_absorbed_carry_leaves_the_tree_and_a_second_merge_absorbs_all(scenes
     second = merge(scene, carries, merged)
     assert [outcome.kind for outcome in second.outcomes] == [OutcomeKind.ABSORBED] * 2
     assert second.tree == first.tree
-
-
-@examples(max_examples=20)
-@given(left=disjoint, right=disjoint)
-def test_a_merge_is_symmetric_in_its_result(scenes, left, right):
-    repository: Repository = scenes().repository
-    base, ours, theirs = (make_tree(repository, files(edits)) for edits in ({}, left, right))
-    commit = repository.commit(base, message="base")
-    one = merge_trees(repository, base=commit, ours=ours, theirs=theirs)
-    other = merge_trees(repository, base=commit, ours=theirs, theirs=ours)
-    assert one.conflicts == other.conflicts
-    clashes = {path for path, place in left.keys() & right.keys() if left[path, place] != right[path, place]}
-    assert set(one.conflicts) == clashes
-    if one.clean:
-        assert one.tree == other.tree == make_tree(repository, files({**left, **right}))

@@ -179,13 +179,6 @@ def test_what_reads_a_file_that_no_tree_vouches_for_is_never_cached(store, tmp_p
     assert named.replace("HOME", str(tmp_path)) in refused(project, store, heard)
 
 
-def test_a_generated_file_that_is_known_is_cached(store: Store, tmp_path: Path, toolchain: Toolchain) -> None:
-    made = {"source/csrc/ops.h": '#include "made.h"\n', "source/csrc/made.h": "#define OPS 1\n"}
-    project = Project(tmp_path / "p", toolchain, {**FILES, **made})
-    project.compile()
-    assert project.record(store) is not None
-
-
 def test_a_file_behind_a_link_is_never_cached(store, tmp_path, toolchain, heard):
     """Its blob in the tree is the link's text, which says nothing of what is behind it."""
     project = Project(tmp_path / "p", toolchain)
@@ -288,12 +281,6 @@ def test_a_record_cut_anywhere_is_a_miss_and_healed(store: Store, built: Project
     heal(store, built)
 
 
-@pytest.mark.parametrize("value", [{}, {"manifests": None}, {"manifests": [{"paths": []}]}, {"new": 1}])
-def test_a_record_of_another_shape_is_a_miss_and_healed(store, built, value):
-    only(store.records / "unit").write_text(json.dumps(value))
-    heal(store, built)
-
-
 @pytest.mark.parametrize("damage", ["gone", "empty", "half", "folder"])
 def test_an_object_that_is_gone_or_half_written_is_a_miss_and_healed(store, built, damage):
     path = only(store.files)
@@ -359,11 +346,6 @@ def test_every_name_that_gcc_quotes_comes_back(tmp_path: Path) -> None:
 def test_each_file_once_in_the_order_of_all_rules() -> None:
     text = "a.o b.o: x.c \\\n  y.h \\\n z.h\nc.o : y.h w.h\n\nz.h:\ny.h:\n# no rule\n"
     assert parse_depfile(text) == ("x.c", "y.h", "z.h", "w.h")
-
-
-def test_nvcc_puts_a_space_before_the_colon() -> None:
-    text = "a.o : a.cu \\\n    /x/bin/../include/cuda_runtime.h \\\n    h.h\n"
-    assert parse_depfile(text) == ("a.cu", "/x/bin/../include/cuda_runtime.h", "h.h")
 
 
 @pytest.mark.parametrize("text", ["", "\n", "a.o", "a.o b.h", "a.o:", "a.o: \\\n"])

@@ -85,33 +85,20 @@ def bench(store: Store, repository: Repository, tmp_path: Path) -> Bench:
 
 
 @pytest.mark.parametrize(
-    ("pristine", "merged", "verdict"),
+    ("pristine", "merged", "verdict", "absorbed"),
     [
-        ("fails", "passes", ProbeVerdict.PROVED),
-        ("passes", "passes", ProbeVerdict.NOT_NEEDED),
-        ("fails", "fails", ProbeVerdict.REFUTED),
-        ("passes", "fails", ProbeVerdict.REFUTED),
-        ("error", "passes", ProbeVerdict.BROKEN),
-        ("fails", "error", ProbeVerdict.BROKEN),
-        ("error", "fails", ProbeVerdict.BROKEN),
+        ("fails", "passes", ProbeVerdict.PROVED, ProbeVerdict.NOT_ABSORBED),
+        ("passes", "passes", ProbeVerdict.NOT_NEEDED, ProbeVerdict.NOT_NEEDED),
+        ("fails", "fails", ProbeVerdict.REFUTED, ProbeVerdict.NOT_ABSORBED),
+        ("passes", "fails", ProbeVerdict.REFUTED, ProbeVerdict.REFUTED),
+        ("error", "passes", ProbeVerdict.BROKEN, ProbeVerdict.BROKEN),
+        ("fails", "error", ProbeVerdict.BROKEN, ProbeVerdict.BROKEN),
+        ("error", "fails", ProbeVerdict.BROKEN, ProbeVerdict.BROKEN),
     ],
 )
-def test_what_a_pair_of_runs_means(pristine, merged, verdict: ProbeVerdict) -> None:
-    assert judge(ProbeRun(verdict=pristine, message=""), ProbeRun(verdict=merged, message="")) is verdict
-
-
-@pytest.mark.parametrize(
-    ("pristine", "merged", "verdict"),
-    [
-        ("passes", "passes", ProbeVerdict.NOT_NEEDED),
-        ("fails", "fails", ProbeVerdict.NOT_ABSORBED),
-        ("fails", "passes", ProbeVerdict.NOT_ABSORBED),
-        ("passes", "fails", ProbeVerdict.REFUTED),
-        ("error", "passes", ProbeVerdict.BROKEN),
-    ],
-)
-def test_what_a_pair_of_runs_means_of_an_absorbed_carry(pristine, merged, verdict: ProbeVerdict) -> None:
-    assert judge(*(ProbeRun(verdict=run, message="") for run in (pristine, merged)), absorbed=True) is verdict
+def test_what_a_pair_of_runs_means(pristine, merged, verdict, absorbed) -> None:
+    runs = [ProbeRun(verdict=run, message="") for run in (pristine, merged)]
+    assert (judge(*runs), judge(*runs, absorbed=True)) == (verdict, absorbed)
 
 
 def test_an_absorbed_carry_is_held_against_its_probe(bench: Bench) -> None:

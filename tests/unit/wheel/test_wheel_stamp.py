@@ -1,5 +1,7 @@
 """Names, versions, RECORD and the classification of paths."""
 
+from typing import Any
+
 import pytest
 import wheelkit
 from hypothesis import given
@@ -22,25 +24,21 @@ DIGEST = "1a2b3c4d" * 8
 
 
 @pytest.mark.parametrize(
-    ("patchset", "digest", "expected"),
+    ("patchset", "digest", "fields", "expected"),
     [
-        ("spark", DIGEST, "0.24.0+spark.12.1a2b3c4d"),
-        ("GB10 / D-Flash_2", DIGEST, "0.24.0+gb10.d.flash.2.12.1a2b3c4d"),
-        ("--x--", DIGEST, "0.24.0+x.12.1a2b3c4d"),
-        ("spark", "00001234" + DIGEST, "0.24.0+spark.12.000012341a"),
-        ("spark", "12345678", "0.24.0+spark.12.12345678"),
+        ("spark", DIGEST, {}, "spark.0.1a2b3c4d"),
+        ("GB10 / D-Flash_2", DIGEST, {"revision": 12}, "gb10.d.flash.2.12.1a2b3c4d"),
+        ("--x--", DIGEST, {"revision": 12}, "x.12.1a2b3c4d"),
+        ("spark", "00001234" + DIGEST, {"revision": 12}, "spark.12.000012341a"),
+        ("spark", "12345678", {"revision": 12}, "spark.12.12345678"),
+        ("spark", DIGEST, {"revision": 3, "card": "sm100a"}, "spark.sm100a.3.1a2b3c4d"),
+        ("spark", DIGEST, {"revision": 3, "arch": "sm121a"}, "spark.3.sm121a.1a2b3c4d"),
+        ("spark", DIGEST, {"arch": "sm121a", "compiled": 5}, "spark.0.mixed.5.sm121a.1a2b3c4d"),
+        ("spark", DIGEST, {"card": "sm100a", "compiled": 5}, "spark.mixed.sm100a.0.5.1a2b3c4d"),
     ],
 )
-def test_local_versions(patchset: str, digest: str, expected: str) -> None:
-    assert local_version("0.24.0", patchset, digest, revision=12) == expected
-
-
-def test_a_working_state_and_a_wheel_for_another_card_say_so() -> None:
-    assert local_version("0.24.0", "spark", DIGEST) == "0.24.0+spark.0.1a2b3c4d"
-    found = local_version("0.24.0", "spark", DIGEST, revision=3, card="sm100a")
-    assert found == "0.24.0+spark.sm100a.3.1a2b3c4d"
-    found = local_version("0.24.0", "spark", DIGEST, revision=3, arch="sm121a")
-    assert found == "0.24.0+spark.3.sm121a.1a2b3c4d"
+def test_local_versions(patchset: str, digest: str, fields: dict[str, Any], expected: str) -> None:
+    assert local_version("0.24.0", patchset, digest, **fields) == f"0.24.0+{expected}"
 
 
 @pytest.mark.parametrize("digest", ["ffffffff" * 8, "99999999" * 7 + "aaaaaaaa", "00000000" * 7 + "f0000000"])
@@ -58,13 +56,6 @@ def test_the_more_kernels_are_compiled_the_newer_is_a_wheel_of_one_revision(card
     assert few < some < version(3, digest, None)
     assert (upstream < few) is (card == "arch"), "kernels for another card are never preferred"
     assert some < version(4, digest, 1, ".stock.c")
-
-
-def test_a_version_says_how_many_extensions_are_compiled_where_some_are_upstreams() -> None:
-    found = local_version("0.24.0", "spark", DIGEST, revision=3, arch="sm121a", compiled=5)
-    assert found == "0.24.0+spark.3.mixed.5.sm121a.1a2b3c4d"
-    found = local_version("0.24.0", "spark", DIGEST, revision=3, card="sm100a", compiled=5)
-    assert found == "0.24.0+spark.mixed.sm100a.3.5.1a2b3c4d"
 
 
 DIGESTS = st.text("0123456789abcdef", min_size=8, max_size=8) | st.text("0123456789", min_size=8, max_size=8)
