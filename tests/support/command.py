@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 from sparkwright.cli.main import main
@@ -32,3 +33,9 @@ def call(*words: str | Path, cwd: Path, **environment: str) -> subprocess.Comple
         os.environ.clear()
         os.environ.update(before)
     return subprocess.CompletedProcess(arguments, status, out.getvalue(), err.getvalue())
+
+
+def begin(*words: str | Path, cwd: Path) -> subprocess.Popen[str]:
+    """Start ``sparkwright`` with *words* as a process of its own."""
+    argv = [sys.executable, "-m", "sparkwright", *map(str, words)]
+    return subprocess.Popen(argv, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -1,4 +1,4 @@
-"""Work in a process of its own that is killed at a chosen point, and commands on a disk that runs full."""
+"""Commands that are killed, interrupted or starved of disk, and what all of them have to leave behind."""
 
 import contextlib
 import json
@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from world import Ran, World, clean_environment
+import psutil
+from wheelkit import unpack
+from world import Ran, World, clean_environment, ended, finish, wait_until
 
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.base.events import Event, subscribe
@@ -46,7 +48,47 @@ def in_child(
 
 def killed(world: World, point: contextlib.AbstractContextManager[object], *words: str) -> int:
     """Run a command of *world* in a child with *point* in effect; return as `in_child` does."""
-    return in_child(lambda: world.call(*words).status, point)
+    status = in_child(lambda: world.call(*words).status, point)
+    nothing_is_half_done(world)
+    return status
+
+
+def stopped(
+    child: subprocess.Popen[str],
+    number: int,
+    when: Callable[[], object] = lambda: True,
+    *,
+    group: bool = False,
+) -> Ran:
+    """Send *child* a signal once *when* is true, until which it has to run; return how it ended.
+
+    All that it started has to end with it. With *group*, its process group gets the signal, as by Ctrl-C.
+    """
+    wait_until(lambda: child.poll() is not None or when())
+    assert child.poll() is None, child.communicate()
+    family = [process.pid for process in psutil.Process(child.pid).children(recursive=True)]
+    (os.killpg if group else os.kill)(child.pid, number)
+    ran = finish(child, patience_s=60)
+    wait_until(lambda: all(map(ended, family)), patience_s=60)
+    return ran
+
+
+def nothing_is_half_done(world: World) -> None:
+    """Look at what anybody may find in dist at any time, which has to be whole."""
+    for wheel in world.wheels:
+        assert unpack(wheel), wheel
+    for page in world.dist.glob("simple/**/index.html"):
+        assert page.read_text().endswith("</html>\n")
+
+
+def goes_on(world: World, *words: str) -> Ran:
+    """Run a command that was stopped before: no lock is held, and nothing of that run is left over."""
+    ran = world.good(*words)
+    nothing_is_half_done(world)
+    assert [path.name for path in world.dist.rglob(".*") if path.name != ".publish.lock"] == []
+    assert [*world.store.scratch_root.iterdir(), *world.store.partial.iterdir()] == []
+    assert [path for path in world.store.home.rglob("*.lock") if path.stat().st_size] == []
+    return ran
 
 
 def die() -> None:

@@ -2,11 +2,13 @@
 
 import json
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import requests
+from killed import stopped
 from world import wait_until
 
 SECRET = "sk-quite-secret-1"  # noqa: S105 - a made-up key, which nothing may show
@@ -57,6 +59,11 @@ class Serving:
         _, alive = psutil.wait_procs(self.family, timeout=30)
         assert not alive, alive
         return self.child.returncode, errors
+
+    def stop(self, number: int, when: Callable[[], object] = lambda: True) -> tuple[int, str]:
+        """Send it a signal once *when* is true; return as `end` does."""
+        ran = stopped(self.child, number, when)
+        return ran.status, ran.err
 
     def kill(self) -> None:
         if self.child.poll() is None:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -243,7 +242,7 @@ def clean_environment() -> dict[str, str]:
 
 def finish(child: subprocess.Popen[str], *, patience_s: float = 300) -> Ran:
     out, err = child.communicate(timeout=patience_s)
-    return Ran(child.returncode, out, err)
+    return Ran(child.returncode, out or "", err or "")
 
 
 def ended(pid: int) -> bool:
@@ -263,11 +262,6 @@ def wait_until(condition: Callable[[], Any], *, patience_s: float = 120) -> Any:
             return found
         time.sleep(0.05)
     raise AssertionError("it never happened")
-
-
-def interrupt(child: subprocess.Popen[str]) -> None:
-    """Interrupt it as Ctrl-C on a terminal does: the whole foreground process group gets the signal."""
-    os.killpg(child.pid, signal.SIGINT)
 
 
 def make_world(folder: Path, index: Index) -> World:

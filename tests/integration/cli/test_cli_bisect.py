@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 from bisect_kit import DOUBLED, PROBE, commit, git, judge, patch_twice
+from killed import stopped
 from kit import UpstreamRepository
 from tiny_release import CLAMP, make_tiny
 from wheelkit import spoil, unpack
-from world import World, ended, files_below, wait_until
+from world import World, files_below
 
 from sparkwright.base.errors import BisectionError, ConfigError, ProcessError
 
@@ -197,15 +198,10 @@ def test_one_candidate_is_judged_by_hand(patched: World) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_judge_dies_with_a_search_that_is_killed(patched: World, number: int) -> None:
-    note = patched.folder / "judge.pid"
-    sleeps = judge(
-        patched, f"import os, time\nopen({str(note)!r}, 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
-    )
+    note = patched.folder / "judge.runs"
+    sleeps = judge(patched, f"import time\nopen({str(note)!r}, 'w')\ntime.sleep(600)\n")
     search = patched.start("bisect", "HEAD~1", "HEAD", "--judge", sleeps)
-    pid = int(wait_until(lambda: note.exists() and note.read_text()))
-    search.send_signal(number)
-    search.communicate(timeout=60)
-    wait_until(lambda: ended(pid), patience_s=20)
+    assert stopped(search, number, note.exists).status == -number
 
 
 @pytest.mark.parametrize("status", [127, 200])

@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 import psutil
 import pytest
+from killed import stopped
 from native_kit import HERE, PROGRAM, Member, make_wheel, native_tables, offer, offer_toolkit, with_native
-from world import World, ended, finish, wait_until
+from world import World
 
 from sparkwright.base.errors import ToolError
 from sparkwright.lock.model import ExtensionSpec
@@ -111,15 +112,14 @@ def test_an_extension_that_the_project_lacks_is_upstreams_and_nothing_is_compile
     assert planned(compiling, "12.1a")["steps"]["compile _Q"]["detail"].startswith("upstream's own: ")
 
 
-def with_compiler(pid: int) -> list[int]:
-    """Return the processes below *pid*, once the compiler of the unit that never ends is one of them."""
-    below = psutil.Process(pid).children(recursive=True)
-    for one in below:
+def has_compiler(pid: int) -> bool:
+    """Tell if the compiler of the unit that never ends is below *pid*."""
+    for one in psutil.Process(pid).children(recursive=True):
         with contextlib.suppress(psutil.NoSuchProcess):
             # CMake, and what looks for a compiler, start others before.
             if one.name() == "cc1" and any(word.endswith("/ops.c") for word in one.cmdline()):
-                return [member.pid for member in below]
-    return []
+                return True
+    return False
 
 
 def test_a_build_ends_by_a_signal_at_once_with_all_of_its_compilers(compiling: World) -> None:
@@ -127,9 +127,5 @@ def test_a_build_ends_by_a_signal_at_once_with_all_of_its_compilers(compiling: W
     os.mkfifo(endless)
     compiling.carry("slow", {"csrc/ops.c": f'#include "{endless}"\n', "csrc/archs": "12.1a\n"}, scope="build")
     compiling.list_carries(["slow"])
-    words = ("wheel", "--arch", "12.1a", "--platform", HERE, "--allow-unproved", "slow")
-    run = compiling.start(*words)
-    family = wait_until(lambda: with_compiler(run.pid))
-    run.terminate()
-    assert finish(run, patience_s=10).status == -signal.SIGTERM
-    wait_until(lambda: all(map(ended, family)), patience_s=10)
+    run = compiling.start("wheel", "--arch", "12.1a", "--platform", HERE, "--allow-unproved", "slow")
+    assert stopped(run, signal.SIGTERM, lambda: has_compiler(run.pid)).status == -signal.SIGTERM

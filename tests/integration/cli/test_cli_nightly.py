@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import tomlkit
 from commit_kit import MACHINES, CommitIndex, SmallUpstream
-from killed import at_event, killed
+from killed import at_event, goes_on, killed
 from kit import UpstreamRepository
 from tiny_release import ALIGNED, CLAMP, CLAMPED, TinyRelease, make_tiny
 from world import ALIGN_PROBE, CLAMP_PROBE, World, finish
@@ -286,7 +286,7 @@ class TestStopped:
         world.offer(later(clamp=HARMLESS))
         words = ["nightly", "--history", "none", "--no-rehearsal"]
         assert killed(world, at_event(kind, text), *words) == -signal.SIGKILL
-        world.good(*words)
+        goes_on(world, *words)
         made = [event for event in world.events() if event["kind"] == "probe.judged"]
         assert kind not in {"wheel.assembled", "night.recorded"} or not made
         (night,) = nights_of(world)

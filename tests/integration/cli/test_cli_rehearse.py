@@ -1,17 +1,16 @@
 """``sparkwright rehearse``: a merge served by a wheel for the CPU, in miniature, with real processes."""
 
 import json
-import os
 import shutil
 import signal
 from pathlib import Path
 
-import psutil
 import pytest
 import tomlkit
+from killed import stopped
 from rehearsal_kit import SERVE, cpu_wheel, model_wheel, rehearsed, stage
 from wheelkit import sha256
-from world import World, wait_until
+from world import World
 
 from sparkwright.base.errors import ConfigError, DigestError, RehearsalError, UnknownNameError, VerdictError
 
@@ -151,13 +150,7 @@ class TestResuming:
             text = journal.read_text() if journal.exists() else ""
             return sum('"kind":"cell"' in line for line in text.splitlines())
 
-        wait_until(lambda: measured() >= 1 or child.poll() is not None, patience_s=120)
-        servers = psutil.Process(child.pid).children(recursive=True)
-        assert servers
-        os.kill(child.pid, signal.SIGKILL)
-        child.communicate(timeout=60)
-        _, alive = psutil.wait_procs(servers, timeout=60)
-        assert not alive
+        stopped(child, signal.SIGKILL, measured)
         before = measured()
         result = staged.good("rehearse", "--json", *QUICK, "--out", tmp_path / "out")
         assert result.json["verdict"] == "passed"

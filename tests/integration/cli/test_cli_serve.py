@@ -69,8 +69,7 @@ def test_it_answers_reports_and_leaves_nothing(staged: World, serving: Any, tmp_
     assert state["available_gib"] > 0
     assert len(this.family) >= 2, "guard and server"
     assert SECRET not in this.command_lines()
-    this.child.send_signal(signal.SIGTERM)
-    status, errors = this.end()
+    status, errors = this.stop(signal.SIGTERM)
     assert status == 0, errors
     assert this.lines()[-1]["kind"] == "serve.stopped"
     assert not [line for line in this.lines() if line["kind"] == "warning"], "nothing was compiled meanwhile"
@@ -82,8 +81,7 @@ def test_it_answers_reports_and_leaves_nothing(staged: World, serving: Any, tmp_
     assert len(caches) == 1
     again = serving("--no-warm-up")
     assert again.wait_for("serve.ready")["warm_up_s"] is None
-    again.child.send_signal(signal.SIGINT)
-    assert again.end()[0] == 0
+    assert again.stop(signal.SIGINT)[0] == 0
     assert list((staged.store.home / "serve" / "caches").iterdir()) == caches, "a second start reuses them"
 
 
@@ -104,8 +102,7 @@ def test_a_server_that_ends_by_itself_is_an_error_of_its_own(staged: World, serv
 def test_killed_it_leaves_no_engine(serving: Any) -> None:
     this = serving("--no-warm-up")
     this.wait_for("serve.ready")
-    this.child.kill()
-    assert this.end()[0] == -signal.SIGKILL
+    assert this.stop(signal.SIGKILL)[0] == -signal.SIGKILL
 
 
 @pytest.mark.slow
@@ -120,16 +117,14 @@ def test_killed_at_each_stage_of_a_start_from_nothing_it_continues(staged: World
 
     for moment in moments:
         this = serving("--no-warm-up")
-        wait_until(lambda this=this, moment=moment: any(name.startswith(moment) for name in events(this)))
-        this.child.kill()
-        this.end()
+        begins = f"\n{moment}"
+        this.stop(signal.SIGKILL, lambda this=this, begins=begins: begins in "\n".join(["", *events(this)]))
         begun += events(this)
     this = serving("--no-warm-up")
     assert this.chat(this.wait_for("serve.ready")["url"], "Hello")["content"]
     begun += events(this)
     assert sum(name.startswith("download vllm-") for name in begun) == 1, "what is there is not fetched again"
-    this.child.send_signal(signal.SIGTERM)
-    assert this.end()[0] == 0
+    assert this.stop(signal.SIGTERM)[0] == 0
 
 
 def test_a_second_signal_kills_a_server_that_ignores_the_first(staged: World, serving: Any) -> None:

@@ -6,16 +6,14 @@ import select
 import signal
 import subprocess
 import threading
-from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from http_index import Fault
-from killed import at_call, killed, starve
+from killed import at_call, goes_on, killed, nothing_is_half_done, starve, stopped
 from kit import read_only, small_disk
 from tiny_release import CLAMPED
-from wheelkit import sha256, unpack
-from world import World, finish, interrupt, wait_until
+from wheelkit import sha256
+from world import World, finish, wait_until
 
 from sparkwright.base.errors import StorageError
 
@@ -28,22 +26,6 @@ def probe():
     Path({folder!r}, str(os.getpid())).touch()
     time.sleep(120)
 """
-
-
-def nothing_is_half_done(world: World) -> None:
-    """What anybody may find in dist at any time is whole."""
-    for wheel in world.wheels:
-        assert unpack(wheel), wheel
-    for page in world.dist.glob("simple/**/index.html"):
-        assert page.read_text().endswith("</html>\n")
-
-
-def nothing_is_left_over(world: World) -> None:
-    hidden = [path.name for path in world.dist.rglob(".*") if path.name != ".publish.lock"]
-    assert hidden == []
-    assert list(world.store.scratch_root.iterdir()) == []
-    assert list(world.store.partial.iterdir()) == []
-    assert [path for path in world.store.home.rglob("*.lock") if path.stat().st_size] == []
 
 
 @pytest.fixture
@@ -67,7 +49,6 @@ def test_killed_after_each_thing_that_it_puts_into_place(world: World, digest: s
 
     for _ in range(60):
         status = killed(world, at_call(("replace", "rename", "link"), more, after=puts), "wheel")
-        nothing_is_half_done(world)
         if status == 0:
             break
         assert status == -signal.SIGKILL
@@ -78,69 +59,44 @@ def test_killed_after_each_thing_that_it_puts_into_place(world: World, digest: s
     else:
         pytest.fail(f"it never ends: {placed[-5:]}")
     assert len(set(placed)) > 12
-    world.good("wheel")
+    goes_on(world, "wheel")
     assert [sha256(wheel) for wheel in world.wheels] == [digest]
     assert world.good("audit", world.wheels[0]).status == 0
-    nothing_is_left_over(world)
 
 
-class TestWhileAProbeRuns:
-    @pytest.fixture
-    def pids(self, world: World) -> Path:
-        folder = world.folder / "pids"
-        folder.mkdir()
-        world.list_carries([])
-        world.carry("clamp", {"vllm/clamp.py": CLAMPED}, probe=SLOW_PROBE.format(folder=str(folder)))
-        return folder
-
-    @staticmethod
-    def running(pids: Path) -> list[int]:
-        found = []
-        for path in pids.iterdir():
-            with suppress(OSError):
-                if Path("/proc", path.name, "stat").read_text().split(")")[1].split()[0] != "Z":
-                    found.append(int(path.name))
-        return found
-
-    def start(self, world: World, pids: Path, *words: str) -> subprocess.Popen[str]:
-        child = world.start(*words)
-        wait_until(lambda: len(self.running(pids)) == 2 or child.poll() is not None)
-        assert child.poll() is None, child.communicate()
-        return child
-
-    def test_an_interrupt_ends_both(self, world: World, pids: Path) -> None:
-        child = self.start(world, pids, "wheel")
-        interrupt(child)
-        ran = finish(child)
-        assert ran.status == 130, ran.said
-        assert "interrupted" in ran.err
-        assert "run the same command again" in ran.err
-        assert "Traceback" not in ran.err
-        assert self.running(pids) == []
+@pytest.mark.parametrize(
+    ("number", "words", "status"),
+    [
+        (signal.SIGINT, ["wheel"], 130),
+        (signal.SIGINT, ["carry", "prove", "--json"], 130),
+        (signal.SIGTERM, ["wheel"], -signal.SIGTERM),
+        (signal.SIGKILL, ["wheel"], -signal.SIGKILL),
+    ],
+)
+def test_probes_end_with_the_command(world: World, number: int, words: list[str], status: int) -> None:
+    marks = world.folder / "marks"
+    marks.mkdir()
+    world.list_carries([])
+    world.carry("clamp", {"vllm/clamp.py": CLAMPED}, probe=SLOW_PROBE.format(folder=str(marks)))
+    child = world.start(*words)
+    ran = stopped(child, number, lambda: len(list(marks.iterdir())) == 2, group=number == signal.SIGINT)
+    assert ran.status == status, ran.said
+    if number == signal.SIGINT:
         assert list(world.store.scratch_root.iterdir()) == []
-
-    def test_an_interrupt_is_json_too(self, world: World, pids: Path) -> None:
-        child = self.start(world, pids, "carry", "prove", "--json")
-        interrupt(child)
-        ran = finish(child)
-        assert ran.status == ran.json["error"]["exit-code"] == 130
-
-    def test_a_kill_leaves_none_behind(self, world: World, pids: Path) -> None:
-        child = self.start(world, pids, "wheel")
-        child.kill()
-        finish(child)
-        wait_until(lambda: not self.running(pids))
+        assert "--json" not in words or ran.json["error"]["exit-code"] == status
+        assert "run the same command again" in ran.said
 
 
 @pytest.mark.usefixtures("proved")
 def test_an_interrupted_download_goes_on(world: World, digest: str) -> None:
     world.index.faults += [Fault(), Fault(pause_s=0.5)]
-    child = world.start("wheel")
-    wait_until(lambda: any(path.stat().st_size >= 1 << 16 for path in world.store.partial.glob("*")))
-    interrupt(child)
-    ran = finish(child)
+
+    def begun() -> bool:
+        return any(path.stat().st_size >= 1 << 16 for path in world.store.partial.glob("*"))
+
+    ran = stopped(world.start("wheel"), signal.SIGINT, begun, group=True)
     assert ran.status == 130, ran.said
-    world.good("wheel")
+    goes_on(world, "wheel")
     assert world.index.downloads[-1] not in {None, "bytes=0-"}
     assert [sha256(wheel) for wheel in world.wheels] == [digest]
 
@@ -166,7 +122,6 @@ class TestTwoRunsAtOnce:
         assert [ran.status for ran in both] == [0, 0], both
         assert len(world.index.downloads) == 2, "the sdist once, the wheel once"
         assert [sha256(wheel) for wheel in world.wheels] == [digest]
-        nothing_is_left_over(world)
 
     def test_of_two_platforms(self, world: World) -> None:
         world.index.faults += [Fault(pause_s=0.3)]
@@ -176,9 +131,8 @@ class TestTwoRunsAtOnce:
         assert len(world.index.downloads) == 3
         listed = (world.dist / "simple" / "vllm" / "index.html").read_text()
         assert len(world.wheels) == listed.count("<a ") == 2
-        world.good("wheel")
+        goes_on(world, "wheel")
         assert set(world.steps().values()) == {"found"}
-        nothing_is_left_over(world)
 
 
 FREE = (60_000, 500_000, None)

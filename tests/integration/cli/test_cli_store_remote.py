@@ -1,15 +1,15 @@
 """Two machines that share a store over nginx, through the command line, and what can go wrong."""
 
-import os
 import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from killed import goes_on, stopped
 from kit import small_disk
 from store_servers import HostileStore, Misbehaviour, hostile_store, nginx_store
-from world import World, finish, wait_until
+from world import World, finish
 
 from sparkwright.base.machine import free_port
 
@@ -97,11 +97,9 @@ class TestWithoutAServer:
         """The wheel is the same, and what was not written is made once more by those who lack it."""
         server.hold.clear()
         child = world.start("wheel", "--store", server.url)
-        wait_until(lambda: server.asked("PUT"), patience_s=60)
-        os.killpg(child.pid, signal.SIGKILL)
-        child.communicate()
+        stopped(child, signal.SIGKILL, lambda: server.asked("PUT"))
         server.hold.set()
-        world.good("wheel", "--store", server.url)
+        goes_on(world, "wheel", "--store", server.url)
         world.new_store("second")
         world.good("wheel", "--store", server.url)
 

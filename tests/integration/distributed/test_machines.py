@@ -1,6 +1,7 @@
 """Units compiled on other machines over real sshds: the same bytes, whatever happens to the machines."""
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -9,6 +10,7 @@ from dataclasses import replace
 
 import pytest
 from cluster_kit import SUPPORT, Home, make_home
+from killed import stopped
 from kit import Recorder
 from native_kit import HERE
 from small_extension import build, compiled
@@ -21,6 +23,7 @@ from sparkwright.git.trees import FileEntry, patch_tree
 from sparkwright.native.build import build_extension
 from sparkwright.native.model import Target
 
+pytest_plugins = "cluster_fixtures"
 pytestmark = pytest.mark.slow
 
 
@@ -189,11 +192,10 @@ def test_workers_end_with_the_build_that_is_killed(tmp_path, url, hosts, after_s
         host.install(compiling="import time; task.compile_units = lambda *_: time.sleep(600)")
     search = os.pathsep.join([str(SUPPORT), str(SOURCE_ROOT)])
     words = [sys.executable, "-c", _BUILD, tmp_path / "home", url, *(host.sshd.host for host in hosts)]
-    with subprocess.Popen(
-        words, env={**os.environ, "PYTHONPATH": search}, stderr=subprocess.DEVNULL
-    ) as child:
-        wait_until(lambda: all(host.workers() for host in hosts))
-        time.sleep(after_s)
-        assert child.poll() is None
-        child.kill()
+    child = subprocess.Popen(
+        words, env={**os.environ, "PYTHONPATH": search}, stderr=subprocess.DEVNULL, text=True
+    )
+    wait_until(lambda: all(host.workers() for host in hosts))
+    time.sleep(after_s)
+    stopped(child, signal.SIGKILL)
     wait_until(lambda: not any(host.workers() for host in hosts))

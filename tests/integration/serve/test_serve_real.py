@@ -54,8 +54,7 @@ def test_a_real_model_chats_calls_a_tool_and_is_gone_at_the_end(serving: Any, tm
     assert state["available_gib"] > 0
     assert len(this.family) >= 3, "guard, server and engine core"
     assert SECRET not in this.command_lines()
-    this.child.send_signal(signal.SIGTERM)
-    status, errors = this.end()
+    status, errors = this.stop(signal.SIGTERM)
     assert status == 0, errors
     assert this.lines()[-1]["orphans"] == 0
     assert SECRET not in all_files(Path(ready["log"]).parent) + this.out.read_text() + errors

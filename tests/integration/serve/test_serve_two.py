@@ -67,8 +67,7 @@ def test_both_start_answer_and_end_and_the_second_start_copies_nothing(hosts: Tw
     assert copied[f"copy org/tiny to {NAME}"] > 3 << 20
     assert copied[f"copy the environment to {NAME}"] > 1 << 20
     assert f"{NAME}: load the weights" in {one["name"] for one in events(ready, "task.started")}
-    this.child.send_signal(signal.SIGINT)
-    status, errors = this.end()
+    status, errors = this.stop(signal.SIGINT)
     assert status == 0, errors
     assert this.lines()[-1]["kind"] == "serve.stopped"
     hosts.wait_until_gone(5)
@@ -77,8 +76,7 @@ def test_both_start_answer_and_end_and_the_second_start_copies_nothing(hosts: Tw
     ready = again.wait_for("serve.ready")
     copied = {one["name"]: one["total"] for one in events(ready, "task.started") if one["unit"] == "B"}
     assert set(copied.values()) == {0}
-    again.child.send_signal(signal.SIGTERM)
-    assert again.end()[0] == 0
+    assert again.stop(signal.SIGTERM)[0] == 0
     hosts.wait_until_gone(5)
 
 

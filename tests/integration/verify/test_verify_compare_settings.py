@@ -3,20 +3,17 @@
 import json
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
-from command import call
+from command import begin, call
+from killed import stopped
 
 from sparkwright.recipes.recipe import load_recipe
 
 pytestmark = pytest.mark.slow
 
-COMMAND = (sys.executable, "-m", "sparkwright", "verify", "compare")
 SIZES = ("--demo", "--speed", "30", "--levels", "1,4")
 BATCHED = "max-num-batched-tokens"
 # Of the recipe's settings one varies, and each value is a server with another fault.
@@ -40,33 +37,6 @@ def cells(run: Path) -> list[str]:
     return [line["id"] for line in lines if line["kind"] == "cell"]
 
 
-def left_behind(run: Path) -> list[int]:
-    """Return processes that work in the folder of *run*."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if str(process.cwd()).startswith(str(run)):
-                found.append(process.pid)
-        except psutil.Error:
-            continue
-    return found
-
-
-def killed_after(count: int, run: Path, *arguments: str, cwd: Path) -> None:
-    """Begin or continue the comparison, and kill it once the journal holds *count* cells."""
-    process = subprocess.Popen(
-        [*COMMAND, *arguments], cwd=cwd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        end = time.monotonic() + 300
-        while len(cells(run)) < count and process.poll() is None and time.monotonic() < end:
-            time.sleep(0.05)
-        assert process.poll() is None, "it ended before it could be killed"
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-
-
 @pytest.mark.walk
 def test_a_comparison_through_two_kills_finds_the_planted_best(tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -76,8 +46,9 @@ def test_a_comparison_through_two_kills_finds_the_planted_best(tmp_path: Path) -
         "qwen3.8-27b-mtp", *SIZES, "--vary", f"{BATCHED}={values}", "--slo", "ttft_p95=4s", *faults,
         "--out", "run",
     )  # fmt: skip
-    killed_after(1, run, *asked, cwd=tmp_path)
-    killed_after(5, run, "--resume", "run", cwd=tmp_path)
+    for count, words in ((1, asked), (5, ("--resume", "run"))):
+        child = begin("verify", "compare", *words, cwd=tmp_path)
+        stopped(child, signal.SIGKILL, lambda count=count: len(cells(run)) >= count)
     done = compare("--resume", "run", "--json", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     best, *rows = json.loads(done.stdout)["findings"]
@@ -93,7 +64,6 @@ def test_a_comparison_through_two_kills_finds_the_planted_best(tmp_path: Path) -
     assert len(found) == len(set(found))
     assert load_recipe(run / "recipe.toml").flags[BATCHED] == BEST
     assert "CUDA out of memory" in (run / "report.html").read_text(encoding="utf-8")
-    assert not left_behind(run)
 
 
 def test_a_plan_starts_nothing(tmp_path: Path) -> None:

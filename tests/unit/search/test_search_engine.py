@@ -3,11 +3,10 @@
 import errno
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from killed import at_call, die, in_child
 from search_kit import Judge, problem
 
 from sparkwright.base import journal as journals
@@ -16,7 +15,6 @@ from sparkwright.search.engine import FILE, bisect, read_evaluations
 from sparkwright.search.model import Evaluation
 
 ASKED = problem(4)
-SUPPORT = Path(__file__).parents[2] / "support"
 
 
 class Clocked(Judge):
@@ -38,61 +36,30 @@ def unasked(applied) -> bool:
     raise AssertionError(f"{applied} is judged again")
 
 
-CHILD = """
-import os, signal, sys
-from pathlib import Path
-from test_search_engine import ASKED, Clocked, third
-from sparkwright.base import journal
-from sparkwright.search.engine import bisect
-
-folder, phase = Path(sys.argv[1]), sys.argv[2]
-left = 1 if phase == "synced" else 2
-
-def count():
-    global left
-    left -= 1
-    return not left
-
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-class Dying(Clocked):
-    def evaluate(self, applied, *, attempt, folder):
-        with open(sys.argv[1] + ".asked", "a") as stream:
-            stream.write(f"{sorted(applied)} {attempt}\\n")
-        found = super().evaluate(applied, attempt=attempt, folder=folder)
-        (folder / "log").write_text("half a log")
-        if phase == "evaluating" and count():
-            die()
-        return found
-
-class Os:
-    def __getattr__(self, name):
-        return getattr(os, name)
-    def fsync(self, file):
-        os.fsync(file)
-        if phase == "synced" and count():
-            die()
-
-journal.os = Os()
-bisect(ASKED, Dying(third), folder)
-"""
-
-
 @pytest.mark.parametrize("phase", ["evaluating", "synced"])
 def test_a_search_killed_at_every_step_goes_on_where_it_was(tmp_path: Path, phase) -> None:
     whole = bisect(ASKED, Clocked(third), tmp_path / "whole")
-    folder = tmp_path / "killed"
-    command = [sys.executable, "-c", CHILD, str(folder), phase]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), str(SUPPORT)])}
+    folder, log = tmp_path / "killed", tmp_path / "asked"
+
+    class Dying(Clocked):
+        def evaluate(self, applied, *, attempt, folder):
+            with log.open("a") as stream:
+                stream.write(f"{sorted(applied)} {attempt}\n")
+            found = super().evaluate(applied, attempt=attempt, folder=folder)
+            (folder / "log").write_text("half a log")
+            if phase == "evaluating" and len(self.asked) == 2:
+                die()
+            return found
+
+    synced = at_call(["fsync"], 1, after=lambda _: True) if phase == "synced" else None
     kills = 0
-    while (ended := subprocess.run(command, env=environment, check=False).returncode) == -signal.SIGKILL:
+    while (ended := in_child(lambda: bisect(ASKED, Dying(third), folder), synced)) == -signal.SIGKILL:
         kills += 1
         assert kills <= 2 * whole.evaluations
     assert ended == 0
     assert kills >= whole.evaluations - 1
     assert bisect(ASKED, Clocked(unasked), folder) == whole
-    asked = Path(f"{folder}.asked").read_text().splitlines()
+    asked = log.read_text().splitlines()
     repeated = len(asked) - len(set(asked))
     assert len(set(asked)) == whole.evaluations
     assert repeated == (0 if phase == "synced" else kills)

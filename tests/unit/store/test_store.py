@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from killed import at_call, in_child
 from kit import finish, python
 
 from sparkwright.base.digests import sha256_bytes
@@ -95,29 +96,11 @@ def test_an_atomic_write_that_fails_leaves_the_old_bytes(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
 
 
-KILLED_AT = """
-import os, sys
-from pathlib import Path
-from sparkwright.base.digests import sha256_bytes
-from sparkwright.store.paths import Store
-from sparkwright.store.disk import write_atomically
-place, step = Path(sys.argv[1]), sys.argv[2]
-die = lambda *_, **__: os.kill(os.getpid(), 9)
-owner = os if step == "fsync" else Path
-setattr(owner, step, die)
-if sys.argv[3] == "write":
-    write_atomically(place / "file", b"new")
-else:
-    Store(place / "home").adopt_file(place / "download", sha256_bytes(b"bytes"))
-"""
-
-
 @pytest.mark.parametrize("step", ["fsync", "chmod", "replace"])
 def test_a_write_that_is_killed_at_any_step_leaves_the_old_bytes(tmp_path: Path, step: str) -> None:
     (tmp_path / "file").write_bytes(b"old")
-    process = python(KILLED_AT, tmp_path, step, "write")
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    killed = in_child(lambda: write_atomically(tmp_path / "file", b"new"), at_call([step], 1))
+    assert killed == -signal.SIGKILL
     assert (tmp_path / "file").read_bytes() == b"old"
     write_atomically(tmp_path / "file", b"new")
     assert (tmp_path / "file").read_bytes() == b"new"
@@ -128,9 +111,8 @@ def test_an_adoption_that_is_killed_at_any_step_is_done_or_can_go_on(tmp_path: P
     source, digest = tmp_path / "download", sha256_bytes(b"bytes")
     source.write_bytes(b"bytes")
     store = open_store(tmp_path / "home")
-    process = python(KILLED_AT, tmp_path, step, "adopt")
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    killed = in_child(lambda: store.adopt_file(source, digest), at_call([step], 1))
+    assert killed == -signal.SIGKILL
     found = store.find_file(digest)
     assert source.exists() == (found is None)
     if found is None:

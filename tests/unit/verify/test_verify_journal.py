@@ -3,13 +3,12 @@
 import os
 import resource
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
+from killed import die, in_child
 from msgspec.structs import replace
 
 from sparkwright.base.errors import BusyError, ConfigError, NewerFormatError, StorageError
@@ -107,20 +106,14 @@ def test_a_run_that_was_killed_before_its_first_line_was_whole_begins_again(tmp_
     assert read_journal(tmp_path).manifest == manifest()
 
 
-KILLED = """
-import os, signal, sys
-sys.path.insert(0, sys.argv[2])
-from test_verify_journal import *
-journal = Journal(Path(sys.argv[1]), manifest())
-for number in range(3):
-    journal.write(Measured(id=str(number), observation=observation()))
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
 def test_what_was_written_before_a_kill_is_there(tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", KILLED, tmp_path, Path(__file__).parent]
-    assert subprocess.run(argv, check=False).returncode == -signal.SIGKILL
+    def write() -> None:
+        journal = Journal(tmp_path, manifest())
+        for number in range(3):
+            journal.write(Measured(id=str(number), observation=observation()))
+        die()
+
+    assert in_child(write) == -signal.SIGKILL
     assert set(read_journal(tmp_path).measured) == {"0", "1", "2"}
     with Journal(tmp_path, manifest()) as journal:  # the dead one's lock is gone with it
         journal.write(Measured(id="3", observation=observation()))

@@ -1,16 +1,13 @@
 """Downloads against a real HTTP server that misbehaves, and processes that are killed."""
 
-import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 from http_index import DATA, NAME, Fault, RunningIndex
+from killed import stopped
+from kit import python
 
-import sparkwright
 from sparkwright.base.errors import DigestError, FetchError, NotInStoreError, StorageError
 from sparkwright.base.events import subscribe
 from sparkwright.lock.model import Artifact
@@ -183,22 +180,14 @@ def child(store, artifact, index):
         "print(fetch_artifact(open_store(Path(home)), artifact, IndexSettings(index_url=url)))\n"
     )
     arguments = [store.home, artifact.filename, artifact.sha256, artifact.size, index.url]
-    env = {**os.environ, "PYTHONPATH": str(Path(sparkwright.__file__).parents[1])}
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)], env=env, stdout=subprocess.PIPE, text=True
-    )
+    return python(code, *arguments)
 
 
 def test_a_killed_run_is_resumed_by_the_next(store, artifact, settings, index):
     index.faults = [Fault(pause_s=0.2)]
     partial = store.partial / artifact.sha256
-    with child(store, artifact, index) as process:
-        deadline = time.monotonic() + 30
-        while not (partial.exists() and partial.stat().st_size >= 150_000):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
+    begun = lambda: partial.exists() and partial.stat().st_size >= 150_000  # noqa: E731
+    stopped(child(store, artifact, index), signal.SIGKILL, begun)
     kept = partial.stat().st_size
     assert kept < len(DATA)
     assert store.find_file(artifact.sha256) is None
