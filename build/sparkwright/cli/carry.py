@@ -11,7 +11,6 @@ import click
 from sparkwright.base.config import to_builtins
 from sparkwright.base.errors import (
     ConfigError,
-    NotInStoreError,
     PatchError,
     ProofError,
     SparkwrightError,
@@ -37,8 +36,6 @@ from sparkwright.cli.command import Group, Part, Result, Table
 from sparkwright.cli.options import PATH_TYPE, job_options, source_options
 from sparkwright.cli.session import Session, run_in_clone, run_in_session
 from sparkwright.git.repository import open_repository
-from sparkwright.merge.absorb import CarryChange
-from sparkwright.merge.engine import source_change
 from sparkwright.merge.landing import idle, unshippable
 from sparkwright.merge.prepare import CarryEditor, prepare, pull_change, require_editable
 from sparkwright.pipeline.job import Job
@@ -198,39 +195,24 @@ def show(session: Session, *, name: str, target: TargetOptions) -> Result:
     """Show a carry: its reason, its evidence, and its change with context."""
     carry = _find(session, name)
     job = session.job(target)
-    change = _change(job, carry)
-    diff = job.repository.diff(change.base, change.theirs, context=_CONTEXT)
-    text = diff.decode(errors="replace")
+    text = _diff(job, carry).decode(errors="replace")
     return Result({**to_builtins(carry.spec), "diff": text}, [*_spec(carry), f"\n{text}"])
 
 
-def _change(job: Job, carry: Carry) -> CarryChange:
-    """Return the change of *carry* on its own base.
+def _diff(job: Job, carry: Carry) -> bytes:
+    """Return the change of *carry*: with context, or as it is recorded where the store may lack the source.
 
     Raises:
         PatchError: its base cannot be fetched, or the patch does not fit it.
-        NotInStoreError: the store lacks the dependency's source that it changes.
     """
-    lock = job.spec.lock
-    if carry.spec.source is not None:
-        tree = job.source_tree(carry.spec.source)
-        if tree is None:
-            raise NotInStoreError(
-                f"the change of {carry.name} cannot be shown with context",
-                because=f"the source of {carry.spec.source} is not in the store",
-                next_step=f"read the patches in {carry.folder}; building native kernels fetches the source",
-            )
-        return source_change(job.repository, carry, tree, version=lock.release.version)
-    (ready,) = prepare(
-        job.repository,
-        [carry],
-        version=lock.release.version,
-        find_base=job.find_base,
-        offline=job.options.offline,
-    )
+    version = job.spec.lock.release.version
+    if carry.spec.source is not None and (revision := carry.revision_for(version)):
+        return (carry.folder / revision.patch).read_bytes()
+    offline = job.options.offline
+    (ready,) = prepare(job.repository, [carry], version=version, find_base=job.find_base, offline=offline)
     if ready.change is None:
         raise PatchError(f"the change of {carry.name} cannot be shown", because=ready.refusal)
-    return ready.change
+    return job.repository.diff(ready.change.base, ready.change.theirs, context=_CONTEXT)
 
 
 def _spec(carry: Carry) -> Iterator[str]:

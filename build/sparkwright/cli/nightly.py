@@ -12,7 +12,6 @@ from sparkwright.base.errors import NeedsPersonError
 from sparkwright.cli.command import Command, Part, Result
 from sparkwright.cli.options import job_options, require_libraries
 from sparkwright.cli.session import WORK, Session, run_in_clone
-from sparkwright.engine.outcomes import Verifier
 from sparkwright.nightly.deliver import Delivered, deliver, last_night
 from sparkwright.nightly.follow import NightOptions, follow
 from sparkwright.nightly.model import Judgement, Night, NightState
@@ -45,8 +44,7 @@ _MENDS = {
     "address that the lock names.",
 )
 @click.option("--no-build", is_flag=True, help="Merge and judge only.")
-@click.option("--no-rehearsal", is_flag=True, help="Do not serve what was built.")
-@click.option("--triton", is_flag=True, help="Compile the merged tree's Triton kernels for a GB10 too.")
+@click.option("--triton", is_flag=True, help="Compile its Triton kernels for a GB10 too.")
 @click.option("--no-tests", is_flag=True, help="Do not run upstream's own tests on both trees.")
 @click.option("--again", is_flag=True, help="Work though nothing is new.")
 @click.option(
@@ -67,7 +65,6 @@ def command(
     onto: tuple[str, ...],
     history: str | None,
     no_build: bool,
-    no_rehearsal: bool,
     triton: bool,
     no_tests: bool,
     again: bool,
@@ -84,11 +81,8 @@ def command(
     trees. The wheel is built with the carries that are good, audited and rehearsed. A second run with
     nothing new does nothing. The report is written into .sparkwright/nightly/: report.md and .json.
     """
-    verifier: Verifier | None = None
-    if not (no_build or no_rehearsal or propose_last):
+    if not (no_build or propose_last):
         require_libraries()  # before hours of work, not in their last step
-
-        verifier = VERIFIER
     job = session.job(target)
     work = session.checkout.folder / WORK
     nights = NightState(work / "nights" / job.spec.line)
@@ -98,7 +92,7 @@ def command(
         history="" if address == "none" else address,
         onto=onto,
         build=not no_build,
-        verifier=verifier,
+        verifier=VERIFIER,
         kernels=triton,
         tests=not no_tests,
         again=again,

@@ -32,7 +32,6 @@ EVENTS = "events.jsonl"
 _QUIET_S = 2.0
 _EVERY_S, _LOOK_S = 4.0, 0.5  # together less than five seconds
 _NAME_WIDTH = 40
-_DEBUG = "SPARKWRIGHT_DEBUG"
 _owed: ContextVar[bool] = ContextVar("owed", default=False)
 """True while a JSON document is still to be printed."""
 
@@ -95,20 +94,18 @@ def colour() -> bool | None:
 def unforeseen(error: Exception, folder: Path | None = None) -> SparkwrightError:
     """Return an internal error for *error*, and write its traceback into a file in *folder*.
 
-    With ``SPARKWRIGHT_DEBUG`` set, or if no file can be written, the traceback goes to standard error.
+    If no file can be written, the traceback goes to standard error.
     """
     text = "".join(traceback.format_exception(error))
     because = " ".join(f"{type(error).__name__}: {error}".split())
     where = "above"
-    if folder is not None and not os.environ.get(_DEBUG):
+    if folder is not None:
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
         path = folder / f"crash-{stamp}-{os.getpid()}.txt"
-        try:
+        with contextlib.suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8", errors="backslashreplace")
             where = f"in {path}"
-        except OSError:
-            folder = None
     if where == "above":
         click.echo(text, err=True)
     return SparkwrightError(

@@ -193,7 +193,6 @@ class Work:
         self._waiting = sorted(tasks, key=lambda one: (-one.seconds, one.name))
         self._attempts: Counter[str] = Counter()
         self._avoided: dict[str, str] = {}
-        self._took, self._expected = 0.0, 0.0
         for one in tasks:
             self._require(one.needs)
 
@@ -236,10 +235,7 @@ class Work:
         """Take note of a result, which is made again where it was not *taken*."""
         machine = next(one for one in self.machines if done.name in one.running)
         if taken:
-            asked, begun = machine.running.pop(done.name)
-            self._took += time.monotonic() - begun
-            self._expected += asked.seconds
-            del self.left[done.name]
+            del machine.running[done.name], self.left[done.name]
         else:
             self._refuse(machine, done.name, "it was not what was asked for")
 
@@ -308,11 +304,10 @@ class Work:
         self._again(machine, name)
 
     def expected_s(self) -> float:
-        """Return the seconds that what is left is expected to take, at the pace of what is done."""
+        """Return the seconds that what is left is expected to take."""
         now = time.monotonic()
-        pace = self._took / self._expected if self._expected else 1.0
         elapsed = {name: now - at for one in self.machines for name, (_, at) in one.running.items()}
-        seconds = [max(0.0, one.seconds * pace - elapsed.get(name, 0.0)) for name, one in self.left.items()]
+        seconds = [max(0.0, one.seconds - elapsed.get(name, 0.0)) for name, one in self.left.items()]
         slots = sum(one.offer.slots for one in self.machines if one.fit)
         return max([*seconds, sum(seconds) / max(1, slots)]) if seconds else 0.0
 

@@ -55,15 +55,15 @@ class NightOptions:
     Attributes:
         history: repository with upstream's history: an address or a folder; empty for none.
         onto: names of targets; the newest release and commit by default.
-        verifier: runs the checks of a rehearsal of what was built; `None` for no rehearsal.
+        verifier: runs the checks of a rehearsal of what was built.
         kernels: whether to compile the merged tree's Triton kernels for a GB10.
     """
 
     folder: Path
+    verifier: Verifier
     history: str = ""
     onto: tuple[str, ...] = ()
     build: bool = True
-    verifier: Verifier | None = None
     kernels: bool = False
     tests: bool = False
     again: bool = False
@@ -157,12 +157,7 @@ class _Run:
                 "order": [carry.name for carry in self.job.spec.carries],
                 "targets": [to_builtins(target) for target in targets],
                 "heads": sorted([repository, number, head] for (repository, number), head in heads.items()),
-                "wanted": [
-                    self.options.build,
-                    self.options.verifier is not None,
-                    self.options.kernels,
-                    self.options.tests,
-                ],
+                "wanted": [self.options.build, self.options.kernels, self.options.tests],
             }
         )
 
@@ -250,9 +245,7 @@ class _Run:
             return night
         folder, label = self.options.folder, night.target.label
         built = build(self.job, night.target, night.carries, folder, history=self.options.history)
-        rehearsal = NOT_ASKED
-        if self.options.verifier is not None:
-            rehearsal = rehearse(built, label, folder, self.options.verifier)
+        rehearsal = rehearse(built, label, folder, self.options.verifier)
         return with_fields(night, build=built.night, rehearsal=rehearsal)
 
 

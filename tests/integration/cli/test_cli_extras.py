@@ -58,7 +58,7 @@ def test_a_night_with_a_rehearsal_names_what_is_missing_before_it_begins(world):
     done = python(RUN, *words, missing=("aiohttp",))
     assert done.returncode == ToolError.exit_code, done.stderr
     assert "sparkwright[verify]" in done.stderr
-    done = python(RUN, *words, "--no-rehearsal", missing=("aiohttp",))
+    done = python(RUN, *words, "--no-build", missing=("aiohttp",))
     assert "sparkwright[verify]" not in done.stderr
 
 

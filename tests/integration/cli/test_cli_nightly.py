@@ -36,8 +36,8 @@ def later(version: str = "1.3.0", **changed: str) -> TinyRelease:
 
 
 def nightly(world: World, *words: str, status: int = 0) -> Night:
-    """Run the night without a rehearsal, and return it as the state file has it."""
-    ran = world.call("nightly", "--history", "none", "--no-rehearsal", *words)
+    """Run the night, and return it as the state file has it."""
+    ran = world.call("nightly", "--history", "none", *words)
     assert ran.status == status, ran.said
     return next(nights_of(world))
 
@@ -126,7 +126,7 @@ class TestNight:
         assert 'version = "1.2.0"' in (world.root / "upstream.lock").read_text()
 
         fetched = list(world.index.downloads)
-        assert world.call("nightly", "--history", "none", "--no-rehearsal").status == 0
+        assert world.call("nightly", "--history", "none").status == 0
         assert nightly(world, "--detailed-exit-code", status=NOTHING_NEW).id == night.id
         assert list(world.index.downloads) == fetched
 
@@ -264,7 +264,7 @@ class TestCommits:
         with CommitIndex(tmp_path / "served") as index:
             world.environment["SPARKWRIGHT_UPSTREAM_WHEELS"] = index.url
             index.offer(upstream, commit, f"1.2.1.dev1+g{commit[:9]}", machines=machines)
-            words = ("--history", str(upstream.folder), "--no-rehearsal", "--onto", commit)
+            words = ("--history", str(upstream.folder), "--onto", commit)
             ran = world.good("nightly", *words, "--json")
         (found,) = ran.json["targets"]
         assert (found["build"]["status"], found["build"]["audited"]) == ("built", True)
@@ -284,7 +284,7 @@ class TestStopped:
     )
     def test_killed_anywhere_it_goes_on(self, world: World, kind: str, text: str) -> None:
         world.offer(later(clamp=HARMLESS))
-        words = ["nightly", "--history", "none", "--no-rehearsal"]
+        words = ["nightly", "--history", "none"]
         assert killed(world, at_event(kind, text), *words) == -signal.SIGKILL
         goes_on(world, *words)
         made = [event for event in world.events() if event["kind"] == "probe.judged"]
@@ -294,7 +294,7 @@ class TestStopped:
 
     def test_two_at_once_make_one_night(self, world: World) -> None:
         world.offer(later(clamp=HARMLESS))
-        words = ["nightly", "--history", "none", "--no-rehearsal", "--detailed-exit-code"]
+        words = ["nightly", "--history", "none", "--detailed-exit-code"]
         other = world.start(*words)
         assert sorted([world.call(*words).status, finish(other).status]) == [0, NOTHING_NEW]
         assert len(list(nights_of(world))) == 1

@@ -17,7 +17,7 @@ DOWN = ("vllm/clamp.py", f"# Moved down.\n\n{CLAMP}")
 AWAY = ("vllm/align.py", f"{ALIGN}\n\ndef _align(count):\n    return count\n\n\nalign = _align\n")
 MOVED = make_tiny("1.3.0", changes=(DOWN,))
 WRONG = make_tiny("1.3.0", changes=(AWAY,))
-NIGHT = ("nightly", "--history", "none", "--no-build", "--no-rehearsal")
+NIGHT = ("nightly", "--history", "none", "--no-build")
 BRANCH = "sparkwright/1.3.0"
 
 
@@ -82,7 +82,7 @@ def test_a_planted_red_carry_is_held_back(project):
 
 def test_a_night_that_builds_leaves_its_wheel_where_the_workflow_looks_and_proposes_its_lock(project):
     project.offer(MOVED)
-    ran = project.good(*NIGHT[:3], "--no-rehearsal", "--onto", "1.3.0", "--propose", "--json")
+    ran = project.good(*NIGHT[:3], "--onto", "1.3.0", "--propose", "--json")
     (found,) = ran.json["targets"]
     assert found["build"]["status"] == "built"
     (wheel,) = (project.root / ".sparkwright" / "nightly" / "wheels").glob("*.whl")

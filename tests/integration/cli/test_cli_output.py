@@ -119,13 +119,6 @@ class TestUnforeseen:
         assert f"the traceback in {file}" in ran.err
         assert "raise ZeroDivisionError" in file.read_text()
 
-    def test_on_the_spot_for_those_who_debug(self, broken: World) -> None:
-        broken.environment["SPARKWRIGHT_DEBUG"] = "1"
-        ran = broken.call("wheel", "--plan")
-        assert "raise ZeroDivisionError" in ran.err
-        assert "the traceback above" in ran.err
-        assert list((broken.root / ".sparkwright").glob("crash-*.txt")) == []
-
     def test_before_there_is_a_checkout(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         def explode(**_: object) -> None:
             raise ZeroDivisionError

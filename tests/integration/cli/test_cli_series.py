@@ -159,7 +159,7 @@ class TestTwoSeries:
 
 
 class TestNights:
-    NIGHT = ("nightly", "--history", "none", "--no-build", "--no-rehearsal", "--onto", "1.4.0", "--json")
+    NIGHT = ("nightly", "--history", "none", "--no-build", "--onto", "1.4.0", "--json")
 
     @pytest.fixture
     def project(self, two: World, monkeypatch: pytest.MonkeyPatch) -> World:
