@@ -27,7 +27,7 @@ from sparkwright.engine.flashinfer import (
     with_companion,
 )
 from sparkwright.engine.installed import read_installed
-from sparkwright.engine.runtime import ExactRequirements, find_runtime, locked_requirements, prepare_wheel
+from sparkwright.engine.runtime import ExactRequirements, find_runtime, locked_requirements, make_environment
 from sparkwright.lock.model import PATCHSETS, project_root
 from sparkwright.lock.runtime import beside
 from sparkwright.publish.index import dist_folder
@@ -148,12 +148,8 @@ def prepare(
     folder, requirements = planned.python.parents[1], planned.requirements
     with task(f"the environment of {offered.wheel.name}"):
         while True:
-            prepare_wheel(
-                offered.wheel,
-                folder,
-                offline=offline,
-                requirements=requirements.text,
-                overrides=requirements.overrides,
+            make_environment(
+                offered.wheel.name, folder, [offered.wheel.resolve()], requirements, offline=offline
             )
             # Pruned before it was claimed, it is made again.
             if sources.folder is not None or sources.store.claim(folder):

@@ -16,7 +16,7 @@ from typing import Any
 from sparkwright.base.errors import ConfigError, ProcessError, ServerError, ToolError
 from sparkwright.base.events import task
 from sparkwright.engine.findings import Finding, Verdict
-from sparkwright.engine.runtime import prepare_requirement
+from sparkwright.engine.runtime import make_environment
 from sparkwright.verify.checks.answers import Solved
 from sparkwright.verify.journal import Run
 
@@ -111,7 +111,7 @@ def _interpreter(request: EvalRequest, cache: Path) -> Path:
         return Path(sys.executable)
     with task(f"install {_HARNESS}"):
         folder = cache / re.sub(r"\[\w+\]==", "-", _REQUIREMENT)
-        return prepare_requirement(_REQUIREMENT, folder, offline=request.offline)
+        return make_environment(_REQUIREMENT, folder, [_REQUIREMENT], offline=request.offline)
 
 
 def _arguments(request: EvalRequest, out: Path) -> list[str]:

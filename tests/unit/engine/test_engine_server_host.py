@@ -13,7 +13,7 @@ import wheelkit
 from sparkwright.base.errors import IncompatibleOptionsError, NotInStoreError, ServerError
 from sparkwright.base.machine import card_capability, card_memory_gib
 from sparkwright.engine.installed import read_installed
-from sparkwright.engine.runtime import prepare_requirement, prepare_wheel
+from sparkwright.engine.runtime import make_environment
 from sparkwright.engine.server import host
 from sparkwright.engine.server.compiling import FlashInferBuild
 from sparkwright.engine.server.launch import start_server
@@ -92,78 +92,61 @@ def tiny_wheel(folder: Path, version: str, record: str = "", requires: str = "")
     return wheelkit.pack(folder / f"vllm-{version}-py3-none-any.whl", wheelkit.with_record(files, info))
 
 
-def required(wheel: Path, place: Path) -> Path:
-    return prepare_requirement(f"vllm @ {wheel.as_uri()}", place)
+def made(wheel: Path, folder: Path, *, offline: bool = False) -> Path:
+    return make_environment(wheel.name, folder, [wheel], offline=offline)
 
 
-@pytest.mark.parametrize("prepared", [prepare_wheel, required])
-def test_an_environment_is_made_once_for_the_same_wheel_or_requirement(tmp_path, prepared):
+def test_an_environment_is_made_once(tmp_path):
     wheel = tiny_wheel(tmp_path, "0.24.0")
-    python = prepared(wheel, tmp_path / "env")
+    python = made(wheel, tmp_path / "env")
     assert read_installed(python).version == "0.24.0"
     stamp = python.parent.parent / "ours"
     stamp.touch()
-    assert prepared(wheel, tmp_path / "env") == python
+    assert made(wheel, tmp_path / "env") == python
     assert stamp.exists(), "it was taken as it is"
-    prepared(tiny_wheel(tmp_path, "0.25.0"), tmp_path / "env")
-    assert read_installed(python).version == "0.25.0"
-    assert not stamp.exists(), "it was made again"
-
-
-def test_a_requirement_that_cannot_be_met_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ServerError, match="no environment could be made for vllm @ file:///nowhere"):
-        prepare_requirement("vllm @ file:///nowhere/vllm-0.24.0-py3-none-any.whl", tmp_path / "other")
 
 
 def test_a_removal_that_was_killed_is_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    python = prepare_wheel(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env")
+    wheel = tiny_wheel(tmp_path, "0.24.0")
+    python = made(wheel, tmp_path / "env")
+    aside = python.rename(python.with_name("aside"))
 
     def killed(path: Path) -> None:
         raise KeyboardInterrupt(path)
 
     with monkeypatch.context() as patched:
         patched.setattr("shutil.rmtree", killed)
-        listed = Path.iterdir  # folders first, so that no file has been removed by then
-        patched.setattr(Path, "iterdir", lambda folder: sorted(listed(folder), key=Path.is_file))
         with pytest.raises(KeyboardInterrupt):
-            prepare_wheel(tiny_wheel(tmp_path, "0.25.0"), tmp_path / "env")
-    assert python.exists()
+            made(wheel, tmp_path / "env")
+    aside.rename(python)
     stamp = tmp_path / "env" / "ours"
     stamp.touch()
-    prepare_wheel(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env")
+    made(wheel, tmp_path / "env")
     assert not stamp.exists(), "what was half removed is not taken for finished"
 
 
 def test_a_finished_environment_needs_no_lock(tmp_path: Path) -> None:
     wheel = tiny_wheel(tmp_path, "0.24.0")
-    python = prepare_wheel(wheel, tmp_path / "env")
+    python = made(wheel, tmp_path / "env")
     lock = tmp_path / "env.lock"
     lock.unlink(missing_ok=True)
     lock.mkdir()  # cannot be opened, like any file on a read-only disk
-    assert prepare_wheel(wheel, tmp_path / "env") == python
-
-
-def test_a_folder_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
-    (tmp_path / "env").mkdir()
-    (tmp_path / "env" / "precious").write_text("x", encoding="utf-8")
-    with pytest.raises(ServerError, match="no environment can be made"):
-        prepare_wheel(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env")
-    assert (tmp_path / "env" / "precious").exists()
+    assert made(wheel, tmp_path / "env") == python
 
 
 def test_without_a_network_only_what_is_cached_is_installed(tmp_path):
-    python = prepare_wheel(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env", offline=True)
+    python = made(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env", offline=True)
     assert read_installed(python).version == "0.24.0"
     needy = tiny_wheel(tmp_path, "0.25.0", requires="no-such-distribution==9")
     with pytest.raises(NotInStoreError) as caught:
-        prepare_wheel(needy, tmp_path / "env", offline=True)
+        made(needy, tmp_path / "needy", offline=True)
     assert caught.value.exit_code == 20
     assert needy.name in caught.value.what
     assert "no-such-distribution" in caught.value.because
     broken = tmp_path / "vllm-0.26.0-py3-none-any.whl"
     broken.write_bytes(b"no zip")
     with pytest.raises(ServerError):
-        prepare_wheel(broken, tmp_path / "env", offline=True)
+        made(broken, tmp_path / "broken", offline=True)
 
 
 def carried(**outcomes: str) -> str:
@@ -179,7 +162,7 @@ def test_a_wheel_says_what_was_merged_into_it(tmp_path: Path) -> None:
         nvfp4_kv_triton="superseded",
         native_sm121a="left-out",
     )
-    python = prepare_wheel(tiny_wheel(tmp_path, "0.24.0+spark.01234567", record), tmp_path / "env")
+    python = made(tiny_wheel(tmp_path, "0.24.0+spark.01234567", record), tmp_path / "env")
     found = read_installed(python)
     assert found.version == "0.24.0+spark.01234567"
     assert found.carries == {"tie-weights", "uma-clamp"}
@@ -187,7 +170,7 @@ def test_a_wheel_says_what_was_merged_into_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("record", ["{", "[]", '{"carries": [{"name": "x"}]}'])
 def test_a_wheel_whose_record_is_broken_says_so(tmp_path: Path, record: str) -> None:
-    python = prepare_wheel(tiny_wheel(tmp_path, "0.24.0+spark.01234567", record), tmp_path / "env")
+    python = made(tiny_wheel(tmp_path, "0.24.0+spark.01234567", record), tmp_path / "env")
     with pytest.raises(ServerError, match="cannot be read") as caught:
         read_installed(python)
     assert caught.value.because
@@ -196,7 +179,7 @@ def test_a_wheel_whose_record_is_broken_says_so(tmp_path: Path, record: str) -> 
 
 def test_smoke_starts_on_generated_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     card(monkeypatch, tmp_path, "9.0")
-    python = prepare_wheel(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env")
+    python = made(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env")
     recipe = load_recipe("smoke")
     this = start_server(recipe, folder=tmp_path / "run", python=python, api_key="secret", port=8123)
     argv, variables = this.launch.argv, this.launch.environment
@@ -215,14 +198,14 @@ def test_smoke_starts_on_generated_models(monkeypatch: pytest.MonkeyPatch, tmp_p
 
 def test_incompatible_options_are_refused_before_anything_starts(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "/usr/bin:/bin")
-    python = prepare_wheel(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env")
+    python = made(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env")
     speculative = {"method": "dflash", "num_speculative_tokens": 7}
     recipe = preflight_kit.recipe(drafter="c/d", flags={"kv-cache-dtype": "nvfp4"}, speculative=speculative)
     with pytest.raises(IncompatibleOptionsError):
         start_server(recipe, folder=tmp_path / "run", python=python)
     assert not (tmp_path / "run").exists()
     ours = tiny_wheel(tmp_path, "0.24.0+spark.01234567", carried(nvfp4_kv_triton="applied"))
-    start_server(recipe, folder=tmp_path / "run", python=prepare_wheel(ours, tmp_path / "ours"))
+    start_server(recipe, folder=tmp_path / "run", python=made(ours, tmp_path / "ours"))
 
 
 @pytest.mark.parametrize(
