@@ -71,8 +71,7 @@ class Sources:
 def sources_here(folder: Path | None = None) -> Sources:
     """Return the store, the project's data for the current folder, and its ``dist``.
 
-    Args:
-        folder: holds environments instead of the store; `None` for the store.
+    *folder* holds environments instead of the store.
     """
     root = project_root(Path())
     patchsets = root / PATCHSETS if root is not None else None
@@ -122,13 +121,7 @@ def prepare(
 
     Two calls at once wait for each other, and one that was begun and not finished is made again.
 
-    Args:
-        wheel: the wheel.
-        recipe: the recipe, which decides on the companion.
-        sources: where its parts come from; by default `sources_here`.
-        locked: install the locked runtime. Without it, packages are what the index has today, and there is
-            no companion.
-        offline: install from the installer's cache alone.
+    Not *locked*, packages are what the index has today, and there is no companion.
 
     Raises:
         ConfigError: the wheel has no locked runtime.
@@ -168,13 +161,7 @@ def plan_environment(
 ) -> Environment:
     """Return the environment that `prepare` makes, whether it is there or not; nothing is installed.
 
-    Args:
-        offered: the wheel.
-        recipe: the recipe.
-        sources: where its parts come from.
-        locked: see `prepare`.
-        capability: of the card, such as ``12.1``, empty without one; by default that of this host's.
-        environment: variables of the server, under the recipe's.
+    *capability* is the card's, such as ``12.1``, empty without one; by default that of this host's.
 
     Raises:
         ConfigError: the wheel has no locked runtime.

@@ -64,12 +64,7 @@ def choose_companion(
 ) -> CompanionChoice:
     """Return the companion in *folders* with most kernels that *recipe* needs on a card of *capability*.
 
-    Args:
-        wheel: the wheel of vLLM that is served.
-        recipe: the recipe.
-        capability: of the card, such as ``12.1``; without a card, nothing is needed.
-        folders: folders of wheels, such as ``dist``.
-        patchsets: the folder of patchsets of a checkout, which has the lists of kernels; `None` without one.
+    Without a card, nothing is needed.
     """
     spec = _spec(wheel, patchsets)
     if spec is None or not capability:
@@ -89,14 +84,7 @@ def choose_companion(
 def choose_of_channel(
     offer: ChannelOffer, recipe: Recipe, capability: str, requirements: ExactRequirements
 ) -> CompanionChoice:
-    """Return the companion of a channel with most kernels that *recipe* needs, by the companions' records.
-
-    Args:
-        offer: the channel's.
-        recipe: the recipe.
-        capability: of the card, such as ``12.1``; without a card, nothing is needed.
-        requirements: the locked runtime, which has the version of FlashInfer.
-    """
+    """Return the companion of a channel with most kernels that *recipe* needs, by the companions' records."""
     version = _FLASHINFER.search(requirements.text)
     if not capability or version is None:
         return CompanionChoice()
@@ -114,14 +102,7 @@ def arch_of(capability: str) -> str:
 
 
 def build_command(version: str, machine: str, capability: str, recipe: str) -> str:
-    """Return the command that compiles the kernels of *recipe* for a card of *capability*.
-
-    Args:
-        version: vLLM's, whose series has the list of kernels; empty where it is not known.
-        machine: of the card, such as ``aarch64``.
-        capability: of the card, such as ``12.1``.
-        recipe: the recipe's name.
-    """
+    """Return the command that compiles the kernels of *recipe* for a card of *capability*."""
     series = f"--series {series_of(version)} " if version else ""
     target = f"--platform {machine} --arch {arch_of(capability)}"
     return f"sparkwright companion {series}{target} --recipe {recipe}"
@@ -152,15 +133,7 @@ _GIB = 1 << 30
 def compilers_at_once(
     recipe: Recipe, *, cores: int, available_gib: float, total_gib: float, shared: bool
 ) -> int:
-    """Return how many compilers fit beside the server of *recipe*; at least one.
-
-    Args:
-        recipe: says which share of the memory the server takes.
-        cores: that this process may use.
-        available_gib: memory that this process can be given now, by its control groups too.
-        total_gib: memory of the whole machine, which a server takes its share of.
-        shared: the card has no memory of its own.
-    """
+    """Return how many compilers fit beside the server of *recipe*; at least one."""
     share = recipe.flags.get("gpu-memory-utilization", _USUAL_SHARE)
     taken = float(share) * total_gib if shared else 0.0
     return max(1, min(cores, int((available_gib - taken - _RESERVE_GIB) // COMPILER_GIB)))
@@ -201,10 +174,6 @@ def environment_path(python: Path, environment: Mapping[str, str]) -> dict[str, 
     """Return PATH with the folder of *python* in front, as activating its environment sets it.
 
     Nothing where the folder is in it already, or has no ``ninja``.
-
-    Args:
-        python: the interpreter that serves.
-        environment: variables of the server.
     """
     folder, path = str(python.parent), environment.get("PATH", os.defpath)
     if folder in path.split(os.pathsep) or not (python.parent / "ninja").exists():
@@ -219,11 +188,7 @@ def cubin_variables(
 
     With a kernel missing that cannot be compiled, or none of FlashInfer's packages locked, it is left out.
 
-    Args:
-        requirements: the locked runtime.
-        environment: variables of the server.
-        capability: of the card, such as ``12.1``.
-        complete: a companion has every kernel that the recipe needs on this card.
+    *complete* says that a companion has every kernel that the recipe needs on this card.
     """
     locked = set(_LOCKED.findall(requirements.text))
     if "flashinfer-python" not in locked or "flashinfer-cubin" in locked:
@@ -234,15 +199,7 @@ def cubin_variables(
 def installed_variables(
     engine: EngineFacts, recipe: str, capability: str, environment: Mapping[str, str], python: Path
 ) -> dict[str, str]:
-    """Return the same as `cubin_variables` for an environment that is made already.
-
-    Args:
-        engine: facts about it.
-        recipe: name of the recipe.
-        capability: of the card, such as ``12.1``.
-        environment: variables of the server.
-        python: its interpreter.
-    """
+    """Return the same as `cubin_variables` for an environment that is made already."""
     if not engine.packages.get("flashinfer-python") or engine.packages.get("flashinfer-cubin"):
         return {}
     for_card = bool(capability) and engine.companion_arch.rstrip("af") == capability

@@ -62,12 +62,6 @@ async def fetch_models(recipe: Recipe, python: Path, environment: Mapping[str, s
 
     What arrived whole before an interruption is not fetched twice.
 
-    Args:
-        recipe: names the model and the drafter.
-        python: interpreter of the server's environment, whose huggingface_hub is used.
-        environment: all variables of the server; a token and a cache's folder may be among them.
-        folder: for logs.
-
     Returns:
         The bytes of the models on the disk.
 

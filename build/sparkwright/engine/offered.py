@@ -60,11 +60,7 @@ def present_specs(start: Path, platform: str) -> PresentSpecs:
 def built_wheel(folder: Path, platform: str, series: Sequence[str], present: PresentSpecs) -> OfferedWheel:
     """Return the wheel in *folder* of the present build spec; else the one of the highest revision.
 
-    Args:
-        folder: a folder of wheels.
-        platform: the machine.
-        series: those that are wanted; any if empty. The default one is preferred, and then the first.
-        present: the build specs of the checkout.
+    Of *series*, any if empty, the default one is preferred, and then the first.
 
     Raises:
         NoWheelError: there is none.
@@ -123,9 +119,6 @@ def _none(folder: Path, platform: str, series: Sequence[str], others: Collection
 def newest_wheel(series: Sequence[str]) -> OfferedWheel:
     """Return the wheel in ``dist/`` for this machine: the present build spec's, else the highest revision.
 
-    Args:
-        series: those that are wanted; any if empty.
-
     Raises:
         NoWheelError: there is none.
     """
@@ -137,12 +130,7 @@ def offered_wheel(
 ) -> OfferedWheel:
     """Return the *wheel* that is named, the newest of the *channel*, or that of `newest_wheel`.
 
-    Args:
-        wheel: the one that was named.
-        channel: folder or address of a channel.
-        series: those that are wanted; any if empty.
-        offline: use no network.
-        make: where there is none, make it of the project's data for the current folder; see `project_root`.
+    Where there is none, *make* it of the project's data for the current folder; see `project_root`.
 
     Raises:
         NoWheelError: there is none, and none is made.

@@ -72,10 +72,7 @@ def outcomes_of(
 ) -> list[CheckOutcome]:
     """Return the outcome of each check of *names*: that of its worst finding.
 
-    Args:
-        findings: of all checks.
-        names: of the checks to conclude on.
-        lenient: leave out findings that say nothing of a small model without a card.
+    *lenient* leaves out findings that say nothing of a small model without a card.
     """
     return [
         _outcome(name, [finding for finding in findings if finding.check == name], lenient=lenient)

@@ -179,13 +179,8 @@ def ask_installed(
 
     Answers are recorded under the digest of its files, which a wheel has as well before it is installed.
 
-    Args:
-        store: where answers are recorded.
-        python: its interpreter; `None` for a wheel that is not installed, which only records answer for.
-        engine: facts about it.
-        questions: the questions.
-        identity: digest of its content, for one that has no list of its files; without either, nothing is
-            recorded.
+    Of a wheel that is not installed, whose *python* is `None`, only records answer. *identity* is the digest
+    of one that has no list of its files; without either, nothing is recorded.
 
     Raises:
         ToolError: it could not be asked.

@@ -69,12 +69,7 @@ def resolve_runtime(
 ) -> LockedRuntime:
     """Resolve *requirements* for *machine*, on every Python from 3.11 on, by the user's package index.
 
-    Args:
-        requirements: values of Requires-Dist.
-        machine: the machine, such as ``aarch64``; it need not be this one.
-        offline: ask no index: resolve from uv's cache.
-        overrides: requirements that count instead of those of the same project.
-        extras: requirements on top.
+    The machine need not be this one. *offline* asks no index: uv's cache has to do.
 
     Raises:
         LockMismatchError: they cannot be met together, or a package has no file for the machine.
@@ -111,10 +106,6 @@ def _unresolved(machine: str, error: ProcessError, *, offline: bool) -> LockMism
 
 def find_runtime(wheel: Path, patchsets: Path | None = None) -> Path:
     """Return the file with the locked runtime of *wheel*: beside the wheel, or beside the series' patchset.
-
-    Args:
-        wheel: the wheel.
-        patchsets: the folder of patchsets of a checkout; `None` without one.
 
     Raises:
         ConfigError: there is none.

@@ -98,9 +98,6 @@ def warn_of_fallbacks(facts: BootFacts) -> tuple[Fallback, ...]:
 
     On any card it warns of whole graphs that drafts have lost.
 
-    Args:
-        facts: the facts of a start; without the card's compute capability nothing is judged.
-
     Returns:
         The slow paths that were warned of.
     """

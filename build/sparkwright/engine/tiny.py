@@ -146,10 +146,6 @@ def write_tiny_models(folder: Path, *, max_model_len: int = MAX_MODEL_LEN) -> tu
     """Write ``target`` and ``drafter`` under *folder*; returns the two folders.
 
     Existing files are overwritten, with the same content.
-
-    Args:
-        folder: destination; created if missing.
-        max_model_len: tokens of the longest request.
     """
     shared = _shared(max_model_len)
     target = {**shared, "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": _TARGET_LAYERS}

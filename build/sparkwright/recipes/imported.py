@@ -90,10 +90,6 @@ _MOST_BRACKETS = 200  # of JSON that becomes a table
 def import_recipe(text: str, name: str = "") -> tuple[Recipe, tuple[Remark, ...]]:
     """Return the recipe that *text* holds, and what was left out of it or deserves a warning.
 
-    Args:
-        text: a command, a script, or YAML.
-        name: of the recipe; by default that which is served, or the model's.
-
     Raises:
         ConfigError: it holds no command that serves a model, or several.
     """

@@ -321,9 +321,7 @@ def _counts(reason: str, use: Use) -> bool:
 def node_arguments(rank: int, address: str) -> tuple[str, ...]:
     """Return the arguments that `serve_arguments` needs besides on each of two machines.
 
-    Args:
-        rank: 0 for the machine that answers requests, 1 for the other one.
-        address: of the first machine, on the network that both share.
+    *rank* is 0 for the machine that answers requests, whose *address* on the shared network it is.
     """
     behind = ("--headless",) if rank else ()
     return ("--nnodes", "2", "--node-rank", str(rank), "--master-addr", address, *behind)

@@ -302,11 +302,8 @@ def incompatibilities(
 ) -> tuple[Rule, ...]:
     """Return the rules that *recipe* breaks.
 
-    Args:
-        recipe: the recipe to serve.
-        version: vLLM's version; where it is not a valid one, rules that are bound to releases do not apply.
-        capability: compute capability of the card, such as ``9.0``; by default the recipe's.
-        carries: names of the wheel's carries.
+    Where *version* is not a valid one, rules that are bound to releases do not apply; *capability* is by
+    default the recipe's.
     """
     options = ServerOptions.of(recipe, capability, carries)
     return tuple(

@@ -36,10 +36,7 @@ def _shared() -> _Shared:
 def reasons(options: Mapping[str, Any], own: Mapping[str, str], use: str = "") -> dict[str, str]:
     """Return the reason of each of *options* that has one: its own, else the shared one.
 
-    Args:
-        options: values by names as reasons spell them, such as ``speculative.method``.
-        own: the reasons that the recipe, or its use, states.
-        use: name of the use, if they are a use's options.
+    *options* are named as reasons spell them, such as ``speculative.method``.
     """
     shared = _shared()
     known = shared.uses[use].why if use in shared.uses else {}

@@ -14,9 +14,7 @@ from sparkwright.recipes.recipe import Recipe, load_recipe
 def recipe_text(recipe: Recipe, comment: str = "") -> str:
     """Return the text of *recipe* as a file of its own, without fields that have their defaults.
 
-    Args:
-        recipe: the recipe.
-        comment: lines to begin the file with, without ``#``.
+    It begins with *comment*, lines without ``#``.
 
     Raises:
         ConfigError: the result is no recipe.

@@ -78,13 +78,8 @@ def new_recipe(
 ) -> tuple[Recipe, tuple[Remark, ...]]:
     """Return the recipe of the checkpoint *model*, a folder or an id of the hub, and what deserves a remark.
 
-    Args:
-        model: the checkpoint.
-        series: the line of releases that it is for.
-        environment: variables by which the hub and its cache are found.
-        name: of the recipe; by default the model's.
-        speculative: as ``--speculative-config`` has it, with the drafter as ``model``.
-        settings: flags, each as ``NAME=VALUE``.
+    *speculative* is as ``--speculative-config`` has it, with the drafter as ``model``; *settings* are flags,
+    each as ``NAME=VALUE``.
 
     Raises:
         ConfigError: the checkpoint cannot be read.

@@ -165,11 +165,7 @@ class Peer:
 def find_peer(text: str, recipe: Recipe, python: Path, *, force: bool = False) -> Peer:
     """Return the machine that ssh names *text*, once it was found fit to serve *recipe* with this one.
 
-    Args:
-        text: ``[USER@]HOST[:PORT]``.
-        recipe: the recipe, for two machines.
-        python: the interpreter that the server's environment is made of, or is.
-        force: serve in spite of a link that is predicted to fail.
+    *force* serves in spite of a link that is predicted to fail.
 
     Raises:
         ConfigError: *text* names no machine.

@@ -108,13 +108,6 @@ def _file(place: Path, path: str) -> CopiedFile:
 def copy(peer: Peer, what: str, folder: str, copied: Copied, stop: threading.Event) -> None:
     """Bring *copied* into the *folder* there; *stop* ends it early.
 
-    Args:
-        peer: the machine.
-        what: words for it in progress and errors.
-        folder: the absolute path there.
-        copied: the files and links.
-        stop: set by the caller, it ends the copying with an error.
-
     Raises:
         ClusterError: the disk there is full, or the connection broke.
     """

@@ -110,16 +110,7 @@ class WorkerOrder:
 def order_worker(
     places: PeerPlaces, recipe: Recipe, variables: Mapping[str, str], python: Path, *, host: str, port: int
 ) -> WorkerOrder:
-    """Return the worker of a server of *recipe*.
-
-    Args:
-        places: the folders.
-        recipe: the recipe of the head.
-        variables: of the head, on top of its shell's.
-        python: its interpreter.
-        host: its address.
-        port: its port.
-    """
+    """Return the worker of a server of *recipe*."""
     peer, own = places.peer, places.peer.worker(recipe)
     for name in ("model", "drafter"):
         if (folder := _folder(getattr(recipe, name))) is not None:

@@ -72,13 +72,7 @@ def planned(
 ) -> Plan:
     """Return the plan of a server.
 
-    Args:
-        recipe: the recipe, with its use and settings applied.
-        options: the user's choices.
-        store: holds environments and caches.
-        environment: the vLLM; `None` where it is known only once it is made.
-        wheel: the wheel's name, if there is one.
-        chosen: the reason why that was taken.
+    The *environment* is `None` where it is known only once it is made.
     """
     python = environment.python if environment else None
     key = cache_key(environment.identity, recipe, card_capability()) if environment else _UNKNOWN_KEY

@@ -103,24 +103,15 @@ def test_no_address(url: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["http://bob:s3cret@host:8000", "https://s3cret@host", "bob:s3cret@host", "http://bob:s3cret@host:port"],
-)
-def test_an_address_with_a_password_is_refused_without_it(url: str) -> None:
+    [
+        "http://bob:s3cret@host:8000", "https://s3cret@host", "bob:s3cret@host", "http://bob:s3cret@host:port",
+        "http://host?key=s3cret&x=1", "http://host/#s3cret", "http://bob:p@host?s3cret",
+    ],
+)  # fmt: skip
+def test_an_address_with_a_secret_is_refused_without_it(url: str) -> None:
     with pytest.raises(EndpointError) as caught:
         asyncio.run(check(Endpoint(url, MODEL)))
     assert "host" in str(caught.value)
-    assert "s3cret" not in f"{caught.value} {caught.value.next_step}"
-
-
-@pytest.mark.parametrize(
-    ("url", "shown"),
-    [("http://host?key=s3cret&x=1", "http://host?key=…&x=…"), ("http://host/#s3cret", "http://host/#…"),
-     ("http://host?s3cret", "http://host?…")],
-)  # fmt: skip
-def test_a_root_has_no_query(url: str, shown: str) -> None:
-    with pytest.raises(EndpointError) as caught:
-        asyncio.run(check(Endpoint(url, MODEL)))
-    assert f"'{shown}' is not the address" in str(caught.value)
     assert "s3cret" not in f"{caught.value} {caught.value.next_step}"
 
 
@@ -268,52 +259,35 @@ def test_a_server_that_loads_its_model_is_waited_for(page: str) -> None:
 
 
 class Shaky:
-    """A page that something on the way answers, or breaks off, for the first few times."""
+    """A page whose connection breaks for the first few times."""
 
-    def __init__(self, page: Handler, times: int, first: Handler | None) -> None:
-        self.page, self.times, self.first, self.asked = page, times, first, 0
+    def __init__(self, page: Handler, times: int) -> None:
+        self.page, self.times, self.asked = page, times, 0
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
         self.asked += 1
         if self.asked > self.times:
             return await self.page(request)
-        if self.first is None:
-            assert request.transport is not None
-            request.transport.abort()
-            return web.Response()
-        return await self.first(request)
+        assert request.transport is not None
+        request.transport.abort()
+        return web.Response()
 
 
 FIRST = {
     "models": answering(json.dumps({"data": [{"id": MODEL}]})),
     "metrics": answering(METRICS, kind="text/plain"),
 }
-GATEWAY = {
-    "502": answering("Bad Gateway", 502),
-    "404": answering("<html>", 404, kind="text/html"),
-    "reset": None,
-}
 
 
 @pytest.mark.parametrize("page", FIRST)
-@pytest.mark.parametrize("first", GATEWAY)
-def test_what_a_proxy_answers_at_first_is_no_answer(page: str, first: str) -> None:
-    shaky = Shaky(FIRST[page], 2, GATEWAY[first])
+def test_a_connection_that_a_proxy_breaks_is_made_again(page: str) -> None:
+    shaky = Shaky(FIRST[page], 2)
     assert look(pages={page: shaky.handle}).metrics
     assert shaky.asked == 3
-    lasting = Shaky(FIRST[page], 99, GATEWAY[first])
-    with contextlib.suppress(EndpointError):
-        assert not look(pages={page: lasting.handle}).metrics
-    # aiohttp sends a request whose connection broke once more by itself.
-    assert lasting.asked == (6 if first == "reset" else 3)
-
-
-@pytest.mark.parametrize("status", [401, 403, 404])
-def test_what_the_server_itself_refuses_is_asked_for_once(status: int) -> None:
-    page = Shaky(FIRST["metrics"], 99, answering('{"detail": "Not Found"}', status))
-    with contextlib.suppress(EndpointError):
-        assert not look(pages={"metrics": page.handle}).metrics
-    assert page.asked == 1
+    lasting = Shaky(FIRST[page], 99)
+    with pytest.raises(EndpointError):
+        look(pages={page: lasting.handle})
+    assert lasting.asked == 6  # aiohttp sends a request whose connection broke once more by itself
 
 
 def test_counters_that_a_proxy_keeps_back_are_not_blamed_on_a_key() -> None:

@@ -130,11 +130,8 @@ def problems(
 ) -> list[dict[str, str]]:
     """Return what a recipe asks that *release* does not have.
 
-    Args:
-        release: the release.
-        question: the recipe's flags, speculative keys and variables, and those of the shell.
-        refusal: the parser's error on a command line, empty if it accepts it. A parser tells its first alone,
-            and is asked of the line without the options that are refused already.
+    *refusal* returns the parser's error on a command line, empty if it accepts it. A parser tells its first
+    alone, and is asked of the line without the options that are refused already.
     """
     flags = question["flags"]
     found = [*of_flags(release, flags), *of_speculative(release, question["speculative"])]

@@ -201,22 +201,18 @@ async def check_endpoint(
 
 
 def check_address(url: str) -> None:
-    """Check that *url* is a server's root and holds no secret.
+    """Check that *url* is a server's root, and nothing more: addresses stand in reports and journals.
 
     Raises:
-        EndpointError: it is none, or holds a user name or a password, which would appear in reports.
+        EndpointError: it is none, or holds what may be a secret, which is not repeated.
     """
-    if "@" in url:
+    if re.search(r"[@?#]", url):
+        root = re.split(r"[?#]", url.rpartition("@")[2])[0]
         raise EndpointError(
-            f"the address of {url.rpartition('@')[2]} was given with a name or a password before it",
-            because="addresses stand in reports and journals, and what is in them would too",
-            next_step="leave them out; SPARKWRIGHT_API_KEY holds the key that the server requires",
+            f"the address of {root} holds more than a server's root",
+            because="a name, a password or a query may be a secret, and addresses stand in reports",
+            next_step="leave it out; SPARKWRIGHT_API_KEY holds the key that the server requires",
         )
-    if "?" in url or "#" in url:
-        # A value may be a key; its name tells what to leave out.
-        root, mark, rest = re.split(r"([?#])", url, maxsplit=1)
-        names = re.sub(r"[^=&#]+(?=$|[&#])", "…", rest)
-        raise _no_address(f"{root}{mark}{names}", "it has a query or a fragment")
     try:
         parts = urlsplit(url)
         because = "" if parts.port != 0 else "its port is 0"
@@ -226,21 +222,17 @@ def check_address(url: str) -> None:
         if parts.scheme not in {"http", "https"} or not parts.hostname:
             because = "it does not begin with http:// or https:// and a host"
     if because:
-        raise _no_address(url, because)
-
-
-def _no_address(url: str, because: str) -> EndpointError:
-    return EndpointError(
-        f"{url!r} is not the address of a server",
-        because=because,
-        next_step="give its root, such as http://localhost:8000",
-    )
+        raise EndpointError(
+            f"{url!r} is not the address of a server",
+            because=because,
+            next_step="give its root, such as http://localhost:8000",
+        )
 
 
 # Responses --------------------------------------------------------------------------------------------
 
-_OK, _REFUSED, _LOADING, _NOT_FOUND = 200, (401, 403), 503, 404
-_ATTEMPTS, _PAUSE_S = 3, 0.3  # a proxy that was just reloaded, or has lost its connection, answers again soon
+_OK, _REFUSED, _LOADING = 200, (401, 403), 503
+_ATTEMPTS, _PAUSE_S = 3, 0.3  # a proxy that closed a kept connection answers on a new one
 _WAIT = "wait until its model is loaded, then run the same command again"
 
 
@@ -265,24 +257,16 @@ class _Answer:
     def is_html(self) -> bool:
         return "html" in self.kind or self.body.lstrip()[:1] == b"<"
 
-    @property
-    def transient(self) -> bool:
-        """Tell if another attempt may be answered otherwise; that vLLM has no page it says in JSON."""
-        failed = self.status >= 500 and self.status not in ABSENT  # noqa: PLR2004 - HTTP
-        return failed or (self.status == _NOT_FOUND and "json" not in self.kind)
-
 
 async def _get(
     session: aiohttp.ClientSession, endpoint: Endpoint, path: str, deadlines: Deadlines
 ) -> _Answer:
-    """Return the answer to a page, of several attempts where it may be one of something on the way."""
+    """Return the answer to a page; one whose connection is lost is asked for again."""
     import aiohttp
 
     url = endpoint.url + path
     timeout = aiohttp.ClientTimeout(total=deadlines.canary_s, sock_connect=deadlines.connect_s)
-    left = _ATTEMPTS
-    while True:
-        left -= 1
+    for left in reversed(range(_ATTEMPTS)):
         try:
             async with session.get(url, timeout=timeout) as response:
                 answer = _Answer(url, response.status, response.content_type, await read_body(response))
@@ -300,9 +284,9 @@ async def _get(
                     else "it requires an API key and none was given",
                     next_step="give the key that the server was started with (--api-key)",
                 )
-            if not (left and answer.transient):
-                return answer
+            return answer
         await asyncio.sleep(_PAUSE_S)
+    raise AssertionError  # pragma: no cover - the last attempt ends it
 
 
 def _unreachable(endpoint: Endpoint, url: str, error: Exception) -> EndpointError:
@@ -313,14 +297,10 @@ def _unreachable(endpoint: Endpoint, url: str, error: Exception) -> EndpointErro
         case aiohttp.ClientSSLError():
             what, because = f"no safe connection to {endpoint.url}", str(error)
             next_step = "use http:// if the server has no certificate, or name its authority by SSL_CERT_FILE"
-        case ValueError():  # aiohttp.InvalidURL among them
-            return _no_address(endpoint.url, str(error))
-        case aiohttp.ConnectionTimeoutError():
-            what, because = f"nothing answers at {endpoint.url}", "no connection came about in time"
+        case aiohttp.ClientConnectorError() | aiohttp.ConnectionTimeoutError():
+            what, because = f"nothing answers at {endpoint.url}", str(error)
         case TimeoutError():
             what, because = f"{url} did not answer in time", "it takes the connection and stays silent"
-        case aiohttp.ClientConnectorError():
-            what, because = f"nothing answers at {endpoint.url}", str(error)
         case _:
             what, because = f"{url} was not answered as HTTP asks", str(error) or type(error).__name__
     return EndpointError(what, because=because, next_step=next_step)

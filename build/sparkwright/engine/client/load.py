@@ -47,13 +47,6 @@ async def run_load(
     When requests fail one after another, twice as many as run at a time and eight at the least, no more are
     sent: the server is gone, and the samples record the failures. Of requests that timed out, as many as run
     at a time are enough, and two at the least.
-
-    Args:
-        session: from `endpoint.open_session`.
-        endpoint: the server.
-        cell: prompts and load.
-        deadlines: deadlines of a request.
-        speed: seconds of the server's clock in a real one.
     """
     refusable = REFUSED in cell.tags
     make = partial(Exchange, endpoint, load=cell.load, deadlines=deadlines, speed=speed, refusable=refusable)

@@ -166,11 +166,6 @@ class Reply:
     def take(self, data: bytes, at: int, name: bytes = b"") -> None:
         """Read one event's *data*, whose last byte arrived at *at* (ns); nothing counts after ``[DONE]``.
 
-        Args:
-            data: the event's data.
-            at: its arrival.
-            name: the event's name: that of ``error`` is one, whatever its data are.
-
         Raises:
             ReplyError: it is no chunk, or reports an error.
         """
@@ -274,12 +269,7 @@ class Reply:
         return names[-1] + arguments[-1]
 
     def problem(self, *, max_tokens: int, natural_stop: bool) -> RequestFailure | None:
-        """Return the reason for which a stream that has ended does not count, if any.
-
-        Args:
-            max_tokens: requested tokens.
-            natural_stop: the model may stop by itself.
-        """
+        """Return the reason for which a stream that has ended does not count, if any."""
         found = self._end_problem() or self._count_problem() or self._length_problem(max_tokens, natural_stop)
         return None if found is None else RequestFailure(kind=found[0], detail=found[1])
 

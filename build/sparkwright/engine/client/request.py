@@ -92,9 +92,6 @@ class Exchange:
         9.3.1). One that breaks later had been working on the request, and lost it: that is a failure.
 
         The connection is returned or closed when this returns or is cancelled.
-
-        Args:
-            session: from `endpoint.open_session`.
         """
         if not self.refusable:
             sample = await self._run(session)

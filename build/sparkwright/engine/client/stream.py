@@ -138,11 +138,6 @@ def _straighten(value: Any, within: str, odd: set[str]) -> None:
     """Make whole numbers of floats that are whole, and texts of lists of their parts, at any depth.
 
     What is added to *odd* names one of the fields that are read here, never others that a server invents.
-
-    Args:
-        value: an object or a list; others hold nothing.
-        within: name of the object that it is a member of.
-        odd: what was odd.
     """
     members = (
         value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()

@@ -111,10 +111,6 @@ def step_time_ms(mal: float, decode_rate: float) -> float:
     It separates the engine's speed from the drafter's quality: with one request at a time it does not depend
     on the generated text. In published tables of three models it varies by 1.0 to 2.7 % over six categories.
 
-    Args:
-        mal: mean acceptance length, in tokens a step.
-        decode_rate: of one request, in tokens a second (1000 / TPOT in ms).
-
     Raises:
         ValueError: the rate is not positive, or the length below 1.
     """

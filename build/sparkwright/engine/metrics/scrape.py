@@ -77,12 +77,6 @@ async def quiesce(
     vLLM sends a response before it counts it, and its gauges are those of the last step: the server is idle
     once two snapshots in a row are idle and equal.
 
-    Args:
-        session: the HTTP session.
-        endpoint: the server.
-        deadlines: ``quiesce_s`` applies.
-        speed: seconds of the server's clock in a real one.
-
     Raises:
         NotQuietError: it did not become idle in time.
         CountersResetError: its counters decreased meanwhile.

@@ -134,11 +134,6 @@ def parse_snapshot(text: str, at: int, where: str = "/metrics") -> MetricsSnapsh
     The share of the KV cache in use is the mean over engines, whose caches are of one size; ``start_s`` is
     the latest start of a process; ``cache`` is the first engine's. Absent values are -1 or empty.
 
-    Args:
-        text: body of ``/metrics``.
-        at: time at which it was read, ns of ``perf_counter``.
-        where: the address that it was read from, for errors.
-
     Raises:
         EndpointError: a line is not Prometheus text, or a required series is repeated, or its value is
             negative, infinite or not a number. The message names the line.

@@ -48,12 +48,7 @@ def attention_backends(text: str) -> tuple[str, ...]:
 
 
 def read_backends(text: str, config: str) -> dict[str, Any]:
-    """Return the fields of `BootFacts` about kernels.
-
-    Args:
-        text: the whole log, without colours.
-        config: the line of the configuration in it, or empty.
-    """
+    """Return the fields of `BootFacts` about kernels."""
     drafter = _DRAFTER.search(text)
     quantization = _QUANTIZATION.search(config)
     warned = ((WEIGHT_ONLY, _WEIGHT_ONLY), (EMULATION, _EMULATED))
@@ -128,9 +123,6 @@ def error_lines(text: str, *, most: int = 200) -> tuple[str, ...]:
 
 def read_boot_log(text: str) -> BootFacts:
     """Return the facts in a log about the server's last start.
-
-    Args:
-        text: the whole log; colours and progress bars may be in it.
 
     Returns:
         The facts that were found; see `BootFacts` for the values of the others.

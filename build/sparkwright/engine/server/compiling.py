@@ -52,12 +52,7 @@ def kernels_in(folders: Mapping[str, Path]) -> frozenset[tuple[str, str]]:
 
 
 def told(compilers: Iterable[str], files: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return what was compiled, for people: programs with their number, then new files by owner.
-
-    Args:
-        compilers: a name for each process.
-        files: owner and path of each new file.
-    """
+    """Return what was compiled, for people: programs with their number, then new files by owner."""
     programs = [f"{name} ({count})" for name, count in sorted(Counter(compilers).items())]
     listed = [f"{owner}: {path}" for owner, path in sorted(files)]
     more = [f"and {len(listed) - _MOST} more files"] if len(listed) > _MOST else []
@@ -68,9 +63,6 @@ class FlashInferBuild:
     """Finds out if FlashInfer's compilers go on, by the files that they leave in its cache.
 
     Each is counted once, so that a build that begins again and again is none that goes on.
-
-    Args:
-        environment: variables of the server.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -79,11 +71,7 @@ class FlashInferBuild:
         self._at = 0.0
 
     def look(self, now: float) -> bool:
-        """Tell if files have come since the last look.
-
-        Args:
-            now: seconds since the start; looks that follow each other closely are one.
-        """
+        """Tell if files have come since the last look."""
         if now - self._at < _LOOK_S:
             return False
         self._at, before = now, self._seen
@@ -92,11 +80,7 @@ class FlashInferBuild:
 
 
 class CompileWatch:
-    """Watch a server's processes and caches while a block runs; `compiled` is known after it.
-
-    Args:
-        pid: the server's first process; its descendants are watched.
-    """
+    """Watch a server's processes and caches while a block runs; `compiled` is known after it."""
 
     def __init__(self, pid: int) -> None:
         """Keep *pid*; nothing is read before the block begins."""

@@ -97,9 +97,7 @@ _LONGEST = 300
 def known_cause(log: str, *, running: bool = False) -> tuple[Cause, str] | None:
     """Return the known cause of a failure, and the line of the *log* that shows it.
 
-    Args:
-        log: the server's log; lines that are no errors do not count.
-        running: the server runs on: causes alone that show it broken, and not what a request did wrong.
+    Of a server that is *running*, causes alone count that show it broken, and not what a request did wrong.
     """
     lines = (line[:_READ] for line in plain(log).split("\n") if not _CALM.match(line))
     text = "\n".join(_PREFIX.sub("", line, count=1) for line in lines)
@@ -112,12 +110,7 @@ def known_cause(log: str, *, running: bool = False) -> tuple[Cause, str] | None:
 
 
 def diagnose(log: str, status: int | None) -> Cause:
-    """Return the cause of a failure.
-
-    Args:
-        log: the server's log.
-        status: its exit status, negative for a signal; `None` while it runs.
-    """
+    """Return the cause of a failure."""
     if (found := known_cause(log)) is not None:
         cause, line = found
         return replace(cause, because=_quoted(cause.because, _root(log) if cause.consequence else line))
@@ -183,15 +176,6 @@ def keep_evidence(
     """Write evidence of a server that died or does not respond into a new folder; returns that.
 
     Unreadable parts do not keep the rest from being written: ``incident.json`` lists them as missing.
-
-    Args:
-        folder: holds the new one.
-        reason: the observed failure.
-        status: its exit status, negative for a signal; `None` while it runs.
-        log: its log.
-        metrics: its last ``/metrics``, or empty.
-        argv: its command.
-        seconds: time that it ran.
     """
     number = 1
     while (place := folder / f"incident-{number}").exists():

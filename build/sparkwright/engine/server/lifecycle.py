@@ -221,11 +221,7 @@ class ServerProcess:
             await self._end()
 
     async def keep_evidence(self, reason: str) -> Path:
-        """Keep evidence of a server that died or stopped responding; once, in one folder.
-
-        Args:
-            reason: the observed failure.
-        """
+        """Keep evidence of a server that died or stopped responding; once, in one folder."""
         async with self._keeping:  # the watch and the end of the block may both find it dead
             if self._kept is None:
                 running = self._running

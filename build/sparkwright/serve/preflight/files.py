@@ -23,10 +23,7 @@ _VISION = re.compile(r"(?:^|\.)(?:visual|vision_tower|vision_model|embed_vision|
 def check_files(checkpoint: Checkpoint, *, weights: bool = True, tokenizer: bool = True) -> Iterator[Finding]:
     """Yield findings about the files of *checkpoint*.
 
-    Args:
-        checkpoint: the facts.
-        weights: true if weights are read; not for vLLM's dummies.
-        tokenizer: true if it needs a tokenizer of its own, which a drafter does not.
+    vLLM's dummies have no *weights*, and a drafter needs no *tokenizer* of its own.
     """
     model = checkpoint.name
     pointers = [shard.name for shard in checkpoint.shards if shard.pointer and weights]

@@ -231,14 +231,7 @@ def check_fetched(environment: Mapping[str, str], remote: Mapping[str, RemoteMod
 def check_disk(
     free: int, folder: Path, models: Mapping[str, Checkpoint | None], remote: Mapping[str, RemoteModel]
 ) -> Iterator[Finding]:
-    """Yield findings about room for weights that have to be fetched.
-
-    Args:
-        free: bytes of *folder*, where they would be fetched to; -1 where it is not known.
-        folder: where they would be fetched to.
-        models: the models by name.
-        remote: what the hub says of those that are not here.
-    """
+    """Yield findings about room for weights that have to be fetched."""
     for name, checkpoint in models.items() if free >= 0 else ():
         missing = remote[name].download if name in remote else _missing_bytes(checkpoint)
         facts = {"free": in_gib(free), "folder": folder, "missing": in_gib(missing)}

@@ -269,10 +269,7 @@ def token_bytes(layer: Attention, dtype: str, model_dtype: str, ranks: int = 1) 
 def plan_kv(target: ModelShape, drafter: tuple[Attention, ...], options: KvOptions) -> KvPlan:
     """Return the layout of the cache of *target* with the layers of a *drafter*.
 
-    Args:
-        target: the target's sizes.
-        drafter: the drafter's layers of attention; those of an MTP head, if the target drafts for itself.
-        options: of the server.
+    The layers of a *drafter* are those of an MTP head, if the target drafts for itself.
 
     Raises:
         UnknownFormatError: the size of a type of cache is not known here.

@@ -71,13 +71,7 @@ class States:
     mamba: bool = False
 
     def bytes(self, drafts: int, value: int, ranks: int = 1) -> int:
-        """Return the bytes of one layer's state.
-
-        Args:
-            drafts: tokens drafted in a step; the convolution keeps as many more inputs.
-            value: bytes of a value of the model.
-            ranks: cards that share it.
-        """
+        """Return the bytes of one layer's state."""
         convolution = self.channels // ranks * (self.taps + drafts) * value
         return convolution + self.temporal // ranks * (self.temporal_bytes or value)
 

@@ -51,10 +51,7 @@ class InstallPlan:
 def plan_install(options: ServiceOptions, places: ServicePlaces, own_recipe: str = "") -> InstallPlan:
     """Return the files and commands of an installation; the key, which is made apart, is not among them.
 
-    Args:
-        options: the choices of it.
-        places: its files and folders.
-        own_recipe: content of a recipe of the user's own, which is copied; empty for one that ships.
+    *own_recipe* is the content of a recipe of the user's own, which is copied.
     """
     files = [
         PlannedFile(places.unit, unit_text(options, places)),
@@ -156,10 +153,6 @@ def _quoted(word: object) -> str:
 
 def make_key(path: Path, given: str = "") -> bool:
     """Make a key of mode 600 in *path*, unless there is one; return true if it was made.
-
-    Args:
-        path: the file.
-        given: the key to write; a random one if empty.
 
     Raises:
         ConfigError: the file that is there may be read by others, or holds no key.
