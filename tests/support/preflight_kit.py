@@ -10,8 +10,8 @@ from sparkwright.serve.preflight.machine import CardFacts, HostFacts
 
 GIB = 1 << 30
 SPARK_TOTAL = int(121.69 * GIB)
-GB10 = CardFacts("NVIDIA GB10", "12.1", "580.95.05", mode="Default", persistence="Enabled")
-H200 = CardFacts("NVIDIA H200", "9.0", "580.95.05", 140 * GIB, 139 * GIB, "Default", "Enabled")
+GB10 = CardFacts("NVIDIA GB10", "12.1", "580.95.05")
+H200 = CardFacts("NVIDIA H200", "9.0", "580.95.05", 140 * GIB, 139 * GIB)
 ENGINE = EngineFacts(
     version="0.24.0+spark.1",
     machine="aarch64",

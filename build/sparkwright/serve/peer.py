@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import platform
-import socket
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -36,7 +35,6 @@ _NOT_FOUND, _OF_SSH = 127, 255
 _ASK_S = 120.0
 _TRIED = 4
 _LOCKED = 1 << 30  # for the buffers that NCCL registers with RDMA devices
-_MASTER_PORT = 29501  # vllm/config/parallel.py
 _USUAL_SHARE = 0.92
 _SAID = 500
 
@@ -186,7 +184,6 @@ def find_peer(text: str, recipe: Recipe, python: Path, *, force: bool = False) -
         other = _ask(host, request)
         _compare(own, other, host.shown, recipe, python.resolve())
         peer = _linked(host, own, other, python.resolve())
-    _require_port(peer, recipe)
     emit(
         "serve.peer", host=host.shown, interface=peer.here.interface, there=peer.there.interface,
         speed=peer.speed, devices=peer.here.devices,
@@ -386,23 +383,3 @@ def _over(host: SshHost, link: Link) -> tuple[str, ...]:
         f"-oBindAddress={link.here.address}", f"-oHostKeyAlias={alias}",
         "-oProxyJump=none", "-oControlPath=none", "-oCiphers=^aes128-gcm@openssh.com",
     )  # fmt: skip
-
-
-def _require_port(peer: Peer, recipe: Recipe) -> None:
-    """Refuse a port that the worker would find another program at.
-
-    Raises:
-        ClusterError: it is in use.
-    """
-    port = int(recipe.flags.get("master-port", _MASTER_PORT))
-    family = socket.AF_INET6 if ":" in peer.here.address else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((peer.here.address, port))
-        except OSError as error:
-            raise ClusterError(
-                f"port {port} of {peer.here.address} is in use",
-                because=f"the worker on {peer.host.shown} would reach another program there",
-                next_step=f"end it, or take another port: --set master-port={port + 1}",
-            ) from error

@@ -23,9 +23,10 @@ def test_every_row_is_used_and_every_finding_has_a_row():
 
 
 def test_a_case_has_what_it_does_not_state_from_its_finding():
-    plain, exclusive = finding("compute-mode", mode="X"), finding("compute-mode/exclusive", mode="X")
-    assert (exclusive.check, exclusive.level, exclusive.because) == ("compute-mode", "refuse", plain.because)
-    assert exclusive.what != plain.what
+    facts = {"name": "N", "value": "v", "host": "h", "slow": "s", "fast": "f", "first": "f", "up": "u"}
+    plain, none = finding("link-interface", **facts), finding("link-interface/none", **facts)
+    assert (none.check, none.level, none.next_step) == ("link-interface", "refuse", plain.next_step)
+    assert none.what != plain.what
 
 
 def test_a_fact_that_is_missing_is_an_error_and_a_brace_in_one_is_not():

@@ -77,16 +77,7 @@ FAULTS = [
     ({}, on(driver="575.57.08"), {"driver": "refuse"}),
     ({}, on(driver="610.43.02"), {}),
     ({}, on(driver="[N/A]"), {}),
-    ({}, on(mode="Prohibited"), {"compute-mode": "refuse"}),
-    ({}, on(mode="Exclusive_Process"), {}),
-    ({}, on(persistence="Disabled"), {"persistence": "note"}),
-    ({}, on(persistence=""), {}),
     ({}, {"host": spark(processes=BUSY)}, {"card-processes": "warn"}),
-    (
-        {},
-        {"host": spark(processes=BUSY, card=replace(GB10, mode="Exclusive_Process"))},
-        {"compute-mode": "refuse", "card-processes": "warn"},
-    ),
     ({"capability": "12.1"}, {"host": spark(card=H200), "engine": ANY}, {"capability": "warn"}),
     ({"capability": "12.1"}, {"host": spark(card=None), "engine": ANY}, {"card": "refuse"}),
     ({}, {"host": spark(card=None), "engine": ANY}, {}),
@@ -129,7 +120,7 @@ FAULTS = [
     (FP8, fp8({}), {}),
     # Architectures of compilers, without a companion and with one
     ({}, {**env(FLASHINFER_CUDA_ARCH_LIST="9.0a 10.0a"), "engine": NO_VLLM}, {"jit-architecture": "warn"}),
-    ({}, env(FLASHINFER_CUDA_ARCH_LIST="9.0a 10.0a"), {"jit-architecture": "note"}),
+    ({}, env(FLASHINFER_CUDA_ARCH_LIST="9.0a 10.0a"), {}),
     ({}, {**env(FLASHINFER_CUDA_ARCH_LIST="12.1a"), "engine": NO_VLLM}, {}),
     ({}, {**env(FLASHINFER_CUDA_ARCH_LIST="9.0a 12.1f"), "engine": NO_VLLM}, {}),
     ({}, {**env(TORCH_CUDA_ARCH_LIST="8.9;12.0"), "engine": NO_VLLM}, {"jit-architecture": "warn"}),
@@ -248,12 +239,11 @@ def test_tritons_ptxas(model, tmp_path):
 
 
 def test_what_a_gb10_says_is_read():
-    spark_says = ("NVIDIA GB10", "12.1", "580.95.05", "[N/A]", "Not Supported", "Default", "Enabled")
-    card = parse_card(spark_says)
-    assert (card.total, card.free, card.mode, card.persistence) == (-1, -1, "Default", "Enabled")
+    card = parse_card(("NVIDIA GB10", "12.1", "580.95.05", "[N/A]", "Not Supported"))
+    assert (card.driver, card.total, card.free) == ("580.95.05", -1, -1)
     assert HostFacts(card=card).unified
-    hopper = parse_card(("NVIDIA H200", "9.0", "580.95.05", "143771 MiB", "143000 MiB", "Default", "[N/A]"))
-    assert (hopper.total, hopper.persistence) == (143771 << 20, "")
+    hopper = parse_card(("NVIDIA H200", "9.0", "580.95.05", "143771 MiB", "143000 MiB"))
+    assert (hopper.total, hopper.free) == (143771 << 20, 143000 << 20)
     assert parse_card(()) is None
 
 
@@ -261,7 +251,7 @@ def test_nvidia_smi_is_asked(monkeypatch, tmp_path):
     program = tmp_path / "nvidia-smi"
     program.write_text(
         "#!/bin/sh\ncase $1 in *compute-apps*) echo '7, python, [N/A]';; "
-        "*) echo 'NVIDIA GB10, 12.1, 580.95.05, [N/A], [N/A], Default, Enabled';; esac\n"
+        "*) echo 'NVIDIA GB10, 12.1, 580.95.05, [N/A], [N/A]';; esac\n"
     )
     program.chmod(0o755)
     monkeypatch.setattr(machine.shutil, "which", lambda *_, **__: str(program))

@@ -174,14 +174,13 @@ def check_compilers(facts: StartFacts) -> Iterator[Finding]:
     if engine is not None and why:
         yield from _uncompiled(facts, engine, card, why, lacks)
     prebuilt = not why and engine is not None and bool(engine.packages.get(COMPANION))
-    for name in _ARCHITECTURES:
+    for name in () if prebuilt else _ARCHITECTURES:
         value = environment.get(name, "")
         if value and not _names(value, card.capability):
-            row = "jit-architecture/prebuilt" if prebuilt else "jit-architecture"
             digits = card.capability.replace(".", "")
             right = f"sm_{digits}a" if name == "CUTE_DSL_ARCH" else f"{card.capability}a"
             of = {"card": card.name, "capability": card.capability}
-            yield finding(row, name=name, value=value, right=right, **of)
+            yield finding("jit-architecture", name=name, value=value, right=right, **of)
     ptxas = environment.get("TRITON_PTXAS_PATH", "")
     if ptxas and not os.access(ptxas, os.X_OK):
         yield finding("ptxas", program=ptxas)

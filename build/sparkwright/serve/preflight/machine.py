@@ -27,15 +27,7 @@ one Spark go from 0.60 to 0.88; at 0.88 that is what is left."""
 _SMALLEST_RESERVE_GIB = 2.0
 _OLDEST_DRIVER = 580
 _OLDEST_GLIBC = (2, 34)  # of two packages of the locked runtimes; the wheel's own tag says 2.28
-_FIELDS = (
-    "name",
-    "compute_cap",
-    "driver_version",
-    "memory.total",
-    "memory.free",
-    "compute_mode",
-    "persistence_mode",
-)
+_FIELDS = ("name", "compute_cap", "driver_version", "memory.total", "memory.free")
 _MIB = 1 << 20
 _ENVIRONMENT = 8 * GIB  # torch with CUDA's libraries, vLLM and the wheel's parts: 6 GiB and what is fetched
 _SECONDS = 20.0
@@ -55,8 +47,6 @@ class CardFacts:
     driver: str = ""
     total: int = -1
     free: int = -1
-    mode: str = ""
-    persistence: str = ""
 
 
 @dataclass(frozen=True)
@@ -174,18 +164,13 @@ def parse_card(fields: tuple[str, ...]) -> CardFacts | None:
     """Return the card with these fields of ``nvidia-smi``, or `None` without any."""
     if len(fields) != len(_FIELDS):
         return None
-    name, capability, driver, total, free, mode, persistence = fields
-    return CardFacts(name, capability, driver, _mib(total), _mib(free), _word(mode), _word(persistence))
+    name, capability, driver, total, free = fields
+    return CardFacts(name, capability, driver, _mib(total), _mib(free))
 
 
 def _mib(cell: str) -> int:
     number = cell.split(maxsplit=1)[0] if cell else ""
     return int(float(number) * _MIB) if number.replace(".", "", 1).isdecimal() else -1
-
-
-def _word(cell: str) -> str:
-    """Return *cell*, or nothing where the card has no such field."""
-    return "" if cell.strip("[]").lower() in {"n/a", "not supported", "unknown error"} else cell
 
 
 def _processes() -> tuple[str, ...]:
@@ -242,7 +227,7 @@ def _nvcc(environment: Mapping[str, str]) -> str:
 
 
 def check_machine(recipe: Recipe, host: HostFacts, address: str, port: int) -> Iterator[Finding]:
-    """Yield findings about the card, its driver and mode, other programs on it, and the port to listen at."""
+    """Yield findings about the card, its driver, other programs on it, and the port to listen at."""
     card = host.card
     if card is None:
         if recipe.capability:
@@ -261,12 +246,6 @@ def _check_card(recipe: Recipe, card: CardFacts, host: HostFacts) -> Iterator[Fi
     major = re.match(r"\d+", card.driver)
     if major and int(major.group()) < _OLDEST_DRIVER:
         yield finding("driver", driver=card.driver, oldest=_OLDEST_DRIVER)
-    if card.mode == "Prohibited":
-        yield finding("compute-mode", mode=card.mode)
-    elif card.mode.startswith("Exclusive") and host.processes:
-        yield finding("compute-mode/exclusive", mode=card.mode)
-    if card.persistence == "Disabled":
-        yield finding("persistence")
     for lacking in host.lacks:
         yield finding(lacking)
     if host.processes:

@@ -39,7 +39,7 @@ OF_HOST = frozenset({"glibc", "port", "room"})
 """Checks of the host alone, whatever is served."""
 _OF_THE_MACHINE = frozenset({"card", "driver", "port"})
 EARLY = OF_HOST | {
-    "available", "card", "compiler", "compute-mode", "disk", "driver", "headers", "host-reserve",
+    "available", "card", "compiler", "disk", "driver", "headers", "host-reserve",
     "model-fetched", "model-missing", "model-refused", "weights",
 }  # fmt: skip
 """Checks that no vLLM has to be known for."""
