@@ -125,12 +125,7 @@ def _list(session: Session, arch: str, recipes: tuple[str, ...], modules: tuple[
 
 
 def _audit_by_its_list(session: Session, wheel: Path) -> CompanionAudit:
-    """Return the audit of a companion by the list, and the lock, of the series that has its FlashInfer.
-
-    Raises:
-        ArchiveError, WheelError: see `read_companion`.
-        ConfigError: no list of this checkout has that FlashInfer.
-    """
+    """Return the audit of a companion by the list, and the lock, of the series that has its FlashInfer."""
     version = str(read_companion(wheel)["flashinfer"].get("version"))
     for path in sorted((session.checkout.patchsets / LISTS).glob("*.toml")):
         if (spec := load_companion(path)).version == version:
@@ -145,11 +140,7 @@ def _audit_by_its_list(session: Session, wheel: Path) -> CompanionAudit:
 def _chosen(
     spec: CompanionSpec, arch: str, recipes: tuple[str, ...], modules: tuple[str, ...], *, stated: bool = True
 ) -> list[str]:
-    """Return the modules of *recipes*, names or files, and *modules*; see `CompanionSpec.chosen`.
-
-    Raises:
-        UnknownNameError: there is no such recipe or module.
-    """
+    """Return the modules of *recipes*, names or files, and *modules*; see `CompanionSpec.chosen`."""
     names = [load_recipe(recipe).name for recipe in recipes]
     return spec.chosen(arch, recipes=names, modules=modules, stated=stated)
 

@@ -1,4 +1,4 @@
-"""The commands that build: ``merge``, ``wheel``, ``publish`` and ``patchset``."""
+"""The commands that build: ``merge``, ``wheel``, ``publish``, ``patchset`` and ``status``."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from sparkwright.carries.edited import write_tree
 from sparkwright.carries.patchset import BuildSpec, with_next_revision
 from sparkwright.cli.command import Command, Group, Part, Result, Table, takes, taking
 from sparkwright.cli.options import PATH_TYPE, compile_options, job_options, out_option
-from sparkwright.cli.session import Session, run_in_clone, run_in_session
+from sparkwright.cli.session import Session, run_in_clone, run_in_session, run_read_only
 from sparkwright.companion.wheel import is_companion
 from sparkwright.lock.bump import bump_command
 from sparkwright.lock.check import require_native
 from sparkwright.merge.engine import merge_patchset
 from sparkwright.merge.report import MergeReport, OutcomeKind
-from sparkwright.pipeline.build import apply, plan
+from sparkwright.pipeline.build import apply, merge_carries, plan, pristine_tree
 from sparkwright.pipeline.checkout import Checkout, with_series
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.kernels import foreign_extensions
 from sparkwright.pipeline.options import CompileOptions, TargetOptions
-from sparkwright.pipeline.proofs import evidence_of
+from sparkwright.pipeline.proofs import evidence_of, prove
 from sparkwright.pipeline.record import version_of
-from sparkwright.pipeline.state import BuildState, require
+from sparkwright.pipeline.state import BuildState, find_only, require
 from sparkwright.publish.evidence import install_command
 from sparkwright.publish.index import dist_folder, publish, require_plain, runtimes_in, wheels_in
 from sparkwright.store.disk import write_atomically
@@ -230,12 +230,7 @@ def _plan(job: Job) -> Result:
 
 
 def _require_out(out: Path) -> None:
-    """Refuse an *out* that cannot take a wheel and its index, before any work.
-
-    Raises:
-        ConfigError: it is no folder, or is below something that is none.
-        PublishError: it contains something else than a file with the name of a wheel.
-    """
+    """Refuse an *out* that cannot take a wheel and its index, before any work."""
     for place in (out, *out.parents):
         if os.path.lexists(place):
             if not place.is_dir():
@@ -374,3 +369,74 @@ def publish_command(session: Session, *, folder: Path | None) -> Result:
             *(("next", install_command(index.folder / file.filename)) for file in newest),
         ],
     )
+
+
+@click.command("status", cls=Command)
+@job_options
+@run_read_only
+def status_command(session: Session, *, target: TargetOptions) -> Result:
+    """Show the pin, the carries with their outcomes and proofs, and the wheels in dist/.
+
+    Only results in the store are shown; 'sparkwright merge' makes the others.
+    """
+    job = session.job(target)
+    carries, spec = _carries(job), job.spec
+    wheels, release = sorted(job.out.glob("*.whl")), spec.lock.release
+    lines = sum(entry["lines"] for entry in carries)
+    kernels = "upstream's" if spec.arch is None else f"native, compiled for {spec.arch}"
+    columns = {
+        "carry": "name", "outcome": "outcome", "proof": "proof", "evidence": "evidence",
+        "what it does": "title",
+    }  # fmt: skip
+    return Result(
+        {
+            "release": release.version,
+            "commit": release.commit,
+            "torch": release.torch,
+            "series": session.checkout.series,
+            "patchset": spec.file,
+            "kernels": job.kernels,
+            "arch": spec.arch,
+            "point": spec.digest,
+            "revision": spec.revision,
+            "version": job.version,
+            "patch-lines": lines,
+            "carries": carries,
+            "wheels": [{"path": str(wheel), "size": wheel.stat().st_size} for wheel in wheels],
+            "store": str(session.store.home),
+        },
+        [
+            ("series", f"{session.checkout.series}, patchset {spec.file}"),
+            ("pin", f"vllm {release.version}, commit {release.commit[:12]}, torch {release.torch}"),
+            ("spec", f"{spec.digest[:16]}  →  {job.version}"),
+            ("revision", told_revision(spec)),
+            ("kernels", kernels),
+            Table.of(carries, columns),
+            ("patch", f"{lines} lines in {len(carries)} carries"),
+            *(("wheel", f"{wheel}  {human_size(wheel.stat().st_size)}") for wheel in wheels),
+            ("store", session.store.home),
+        ],
+    )
+
+
+def _carries(job: Job) -> list[dict[str, Any]]:
+    report = find_only(merge_carries(job, find_only(pristine_tree(job))))
+    described = []
+    for carry in job.spec.carries:
+        outcome = str(report.outcome(carry.name).kind) if report else "not merged yet"
+        proof = "unknown"
+        if carry.name in job.spec.left_out:
+            outcome, proof = str(OutcomeKind.LEFT_OUT), "no proof needed"
+        elif report:
+            proof = "none" if find_only(prove(job, report, carry)) is None else "holds"
+        described.append(
+            {
+                "name": carry.name,
+                "outcome": outcome,
+                "proof": proof,
+                "evidence": carry.spec.evidence.level,
+                "lines": carry.lines(job.spec.lock.release.version),
+                "title": carry.spec.title,
+            }
+        )
+    return described

@@ -200,11 +200,7 @@ def show(session: Session, *, name: str, target: TargetOptions) -> Result:
 
 
 def _diff(job: Job, carry: Carry) -> bytes:
-    """Return the change of *carry*: with context, or as it is recorded where the store may lack the source.
-
-    Raises:
-        PatchError: its base cannot be fetched, or the patch does not fit it.
-    """
+    """Return the change of *carry*: with context, or as recorded where the store may lack the source."""
     version = job.spec.lock.release.version
     if carry.spec.source is not None and (revision := carry.revision_for(version)):
         return (carry.folder / revision.patch).read_bytes()

@@ -76,11 +76,7 @@ def _signing(function: Callable[..., R]) -> Callable[..., R]:
 
 
 def _open_place(root: Path, address: str) -> Target:
-    """Return the target at *address*, by default the folder ``published/`` beside the wheels.
-
-    Raises:
-        ConfigError: it is no address of a target.
-    """
+    """Return the target at *address*, by default the folder ``published/`` beside the wheels."""
     return open_target(address or str(dist_folder(root).absolute() / "published"))
 
 

@@ -72,11 +72,7 @@ class Result:
 
 
 def show(result: Result, *, as_json: bool) -> None:
-    """Print *result*, and raise the failure that it found.
-
-    Raises:
-        SparkwrightError: that failure.
-    """
+    """Print *result*, and raise the failure that it found."""
     if as_json:
         print_json(result.described)
     else:

@@ -43,7 +43,7 @@ COMMANDS = {
 _HIDDEN = {"task", "worker"}
 """Commands that other machines start over ssh."""
 _MODULES = {
-    **dict.fromkeys(("merge", "patchset", "publish", "wheel"), "build"),
+    **dict.fromkeys(("merge", "patchset", "publish", "status", "wheel"), "build"),
     "companion": "audit",
     "task": "worker",
 }

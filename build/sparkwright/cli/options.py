@@ -128,11 +128,7 @@ _LIBRARIES = {"verify": ("aiohttp", "numpy", "scipy"), "serve": ("aiohttp",)}
 
 
 def require_libraries(extra: str = "verify") -> None:
-    """Do nothing if the libraries of *extra* are installed, which are those of verification or of serving.
-
-    Raises:
-        ToolError: one is not.
-    """
+    """Do nothing if the libraries of *extra* are installed, which are those of verification or of serving."""
     if missing := [name for name in _LIBRARIES[extra] if importlib.util.find_spec(name) is None]:
         raise ToolError(
             f"the command needs libraries of the extra {extra!r} that are not installed",

@@ -194,11 +194,7 @@ def new(
 
 
 def _object(text: str) -> dict[str, Any]:
-    """Return the object that *text* is as JSON; an empty one for an empty text.
-
-    Raises:
-        ConfigError: it is none.
-    """
+    """Return the object that *text* is as JSON; an empty one for an empty text."""
     try:
         return decode_json(text or "{}", dict[str, Any])
     except msgspec.MsgspecError as error:
@@ -256,11 +252,7 @@ def import_(session: Session, *, source: str, name: str, out: Path | None) -> Re
 
 
 def _text_of(source: str) -> str:
-    """Return the text of a file, of standard input, or *source* itself.
-
-    Raises:
-        ConfigError: there is no such file, or it is no text.
-    """
+    """Return the text of a file, of standard input, or *source* itself."""
     try:
         if source == "-":
             data = sys.stdin.buffer.read()

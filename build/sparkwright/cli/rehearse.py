@@ -88,11 +88,7 @@ def _job_of(session: Session, target: TargetOptions, wheel: Path) -> Job:
 
 
 def _require_own(wheel: Path, tree: str, series: str) -> None:
-    """Refuse *wheel* where this checkout merges into another *tree* than the one that it states.
-
-    Raises:
-        ConfigError: it does.
-    """
+    """Refuse *wheel* where this checkout merges into another *tree* than the one that it states."""
     if merged_tree(wheel) != tree:
         raise ConfigError(
             f"{wheel.name} cannot be rehearsed",

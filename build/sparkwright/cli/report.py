@@ -117,11 +117,7 @@ def _verified(wheel: Path | None, recipe: str, use: str, *, offline: bool, force
 
 
 def _described(results: Results) -> dict[str, Any]:
-    """Return what a report tells of a finished run.
-
-    Raises:
-        ConfigError: it is not finished, compares servers, or is of one at an address.
-    """
+    """Return what a report tells of a finished run."""
     run, manifest = results.run, results.run.manifest
     options = VerifyOptions.from_options(read_journal(results.folder).manifest.options)
     if options.url or options.compared or options.slo or "interrupted" in manifest:

@@ -160,11 +160,7 @@ def _watching(recipe: Recipe, asked: dict[str, Any]) -> WatchOptions | None:
 
 
 def _require_one_source(recipe: Recipe, asked: dict[str, Any]) -> None:
-    """Refuse more than one source of vLLM.
-
-    Raises:
-        ConfigError: they exclude each other.
-    """
+    """Refuse more than one source of vLLM."""
     named = [f"--{name}" for name in _SOURCES if asked[name]]
     if len(named) > 1:
         raise ConfigError(
@@ -234,9 +230,6 @@ def _look_first(store: Store, recipe: Recipe, options: ServeOptions, asked: dict
 
     Returns:
         The hub, with the models that were read; `None` if nothing is fetched.
-
-    Raises:
-        PreflightError: the machine, its card, memory or disk, or the model's licence forbids it.
     """
     rehearsal = _is_rehearsal(recipe)
     hub = None if options.offline or rehearsal else Hub({**os.environ, **recipe.environment})
@@ -259,9 +252,6 @@ def _preflight(
     """Refuse a server that would not start, or that the host would not survive, before weights are read.
 
     What does not stop it becomes a warning.
-
-    Raises:
-        PreflightError: it would not start, or the host not survive it.
     """
     # What --python names may change in place: only a list of its files identifies it.
     identity = "" if asked["python"] else environment.identity
@@ -326,9 +316,6 @@ def _check_settings(request: PreflightRequest, series: str, identity: str) -> No
     """Refuse settings that the release does not take: an installed vLLM, else the merged tree of *series*.
 
     Nothing is installed or fetched for that.
-
-    Raises:
-        PreflightError: it does not take one.
     """
 
     def ask(python: Path | None, engine: EngineFacts, questions: Sequence[Question]) -> ReleaseAnswer:

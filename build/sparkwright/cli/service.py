@@ -271,11 +271,7 @@ def _wheel(asked: dict[str, Any], recipe: Recipe, channel: str, *, offline: bool
 
 @contextlib.contextmanager
 def _writing(places: ServicePlaces) -> Iterator[None]:
-    """Report a file that cannot be written.
-
-    Raises:
-        ConfigError: a folder of the service's may not be written, or is none.
-    """
+    """Report a file that cannot be written."""
     try:
         yield
     except OSError as error:

@@ -82,11 +82,7 @@ class Session:
         return open_source(spec, self.access)
 
     def require_network(self, what: str) -> None:
-        """Refuse to fetch *what* without a network.
-
-        Raises:
-            NotInStoreError: the network is off.
-        """
+        """Refuse to fetch *what* without a network."""
         if self.offline:
             raise NotInStoreError(
                 f"{what} cannot be fetched",
@@ -95,11 +91,7 @@ class Session:
             )
 
     def require_sound_repository(self) -> None:
-        """Refuse a damaged repository in the store.
-
-        Raises:
-            ProcessError: git finds damage; the command is tried again with another repository.
-        """
+        """Refuse a damaged repository in the store."""
         if why := unsoundness(self.repository):
             raise ProcessError("git's objects in the store are damaged", because=why)
 

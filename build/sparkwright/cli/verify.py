@@ -134,11 +134,7 @@ def given_of(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def options_of(wheel: Path | None, asked: dict[str, Any]) -> VerifyOptions:
-    """Return the options of the command line as one model.
-
-    Raises:
-        ConfigError: they contradict each other, or something is missing.
-    """
+    """Return the options of the command line as one model."""
     demo = asked.pop("demo")
     given = given_of(asked)
     sources = {
@@ -267,11 +263,7 @@ def execute(
 
 
 def _look_before(options: VerifyOptions, *, offline: bool, force: bool) -> None:
-    """Refuse to verify by a recipe whose server would not start; what does not stop it becomes a warning.
-
-    Raises:
-        PreflightError: it would not start, or the host not survive it.
-    """
+    """Refuse to verify by a recipe whose server would not start; what does not stop it becomes a warning."""
     if not options.recipe or options.url or options.simulator:
         return
     named = [(options.recipe, options.use)]
@@ -308,9 +300,6 @@ def recorded_options(context: click.Context, folder: Path, asked: dict[str, Any]
     """Return the options of the interrupted run in *folder*; refuse a command line that states any of them.
 
     The address may be repeated.
-
-    Raises:
-        ConfigError: it does, or the key would go to an address that the journal alone names.
     """
     options = VerifyOptions.from_options(read_journal(folder).manifest.options)
     same = {"url"} if context.params.get("url") == options.url else set()
@@ -325,11 +314,7 @@ def recorded_options(context: click.Context, folder: Path, asked: dict[str, Any]
 
 
 def refuse_stated(context: click.Context, what: str, usual: Collection[str]) -> None:
-    """Do nothing if the command line states nothing but the parameters *usual*.
-
-    Raises:
-        ConfigError: it states another one.
-    """
+    """Do nothing if the command line states nothing but the parameters *usual*."""
     stated = [
         one.human_readable_name if isinstance(one, click.Argument) else one.opts[-1]
         for one in context.command.params
@@ -348,11 +333,7 @@ def evidence_folder(name: str) -> Path:
 
 
 def report_folder(out: Path | None, name: str) -> Path:
-    """Return *out*, or an `evidence_folder`, for a report that is not of a run there.
-
-    Raises:
-        ConfigError: *out* holds a run, whose own report would be replaced.
-    """
+    """Return *out*, or an `evidence_folder`, for a report that is not of a run there."""
     folder = (out or evidence_folder(name)).absolute()
     if (folder / FILE).exists():
         raise ConfigError(
@@ -365,11 +346,7 @@ def report_folder(out: Path | None, name: str) -> Path:
 
 @contextlib.contextmanager
 def _kept(folder: Path) -> Iterator[None]:
-    """Keep the events of the run in *folder*, which goes again if the run does not begin.
-
-    Raises:
-        KeyboardInterrupt: with the command that resumes the run.
-    """
+    """Keep the events of the run in *folder*, which goes again if the run does not begin."""
     made = [place for place in (folder, *folder.parents) if not place.exists()]
     try:
         with events_kept(folder, "name another folder: --out FOLDER"):

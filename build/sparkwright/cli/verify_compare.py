@@ -145,12 +145,7 @@ def _refusal(recipe: Recipe, python: Path, *, offline: bool) -> str:
 
 
 def _compared(before: str | None, after: str | None, vary: Sequence[str]) -> str:
-    """Return what is compared, a key of `_TAKEN`.
-
-    Raises:
-        UnknownNameError: one does not exist.
-        ConfigError: the two are of different kinds, or one is missing.
-    """
+    """Return what is compared, a key of `_TAKEN`."""
 
     def kind(place: str) -> str:
         path, there = Path(place), os.path.lexists(place)
@@ -187,11 +182,7 @@ def _compared(before: str | None, after: str | None, vary: Sequence[str]) -> str
 
 
 def _runs(before: Sequence[Path], after: Sequence[Path], folder: Path) -> Results:
-    """Compare finished runs and write the results to *folder*.
-
-    Raises:
-        ConfigError: a place is no run, or a side has none.
-    """
+    """Compare finished runs and write the results to *folder*."""
     if not after:
         raise ConfigError(
             "a run is compared with another one",
@@ -219,11 +210,7 @@ def _runs(before: Sequence[Path], after: Sequence[Path], folder: Path) -> Result
 def _options_of(
     kind: str, before: str, after: str | None, vary: Sequence[str], asked: dict[str, Any]
 ) -> VerifyOptions:
-    """Return the options of a comparison for which servers are started.
-
-    Raises:
-        ConfigError: it is not clear what to start them from, or what is varied cannot be.
-    """
+    """Return the options of a comparison for which servers are started."""
     demo = asked.pop("demo")
     given = given_of(asked)
     if kind == "two wheels" and after:

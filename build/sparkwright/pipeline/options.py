@@ -39,13 +39,7 @@ class TargetOptions:
 
 @dataclass(frozen=True)
 class CompileOptions:
-    """Options of the compilation that do not change its result.
-
-    Attributes:
-        jobs: most compilers at once; by default as many as cores and memory allow.
-        isolate: take the network away from every tool of the build.
-        cluster: address of other machines that compile; empty to do that here.
-    """
+    """Options of the compilation that do not change its result; empty ones are as by default."""
 
     jobs: int | None = None
     isolate: bool = False

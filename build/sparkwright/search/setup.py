@@ -29,12 +29,8 @@ class SearchOptions:
     """The arguments of a bisection.
 
     Attributes:
-        good: SPEC of the end that works.
-        bad: SPEC of the end that fails.
         carries: names of carries that alone are taken of both ends, with what they require; all by default.
         commits: a repository whose commits are the points between two pins; releases are if it is empty.
-        any_failure: every failure counts as the one searched for; signatures are not compared.
-        deterministic: the judge gives one candidate the same verdict each time.
         recipe: what candidates' wheels are served by; their Python is rehearsed on the CPU if it is empty.
         cluster: address of other machines whose cards serve the wheels; this one's does if it is empty.
         command: the words of the command line that repeat this search.
