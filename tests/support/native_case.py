@@ -68,7 +68,7 @@ def record_of(
         left_out = (LeftOut(member=FA3, because="none of its 1 kernels runs on 12.1a", evidence=("a",)),)
     return kernels_record(
         Target(HERE, arch), "toolchain", compiled={C: extension, SPIN: spin}, upstream={RS: BECAUSE},
-        left_out=left_out, attested={C: attested},
+        left_out=left_out, attested={C: attested}, packages={},
     )  # fmt: skip
 
 

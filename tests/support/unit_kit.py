@@ -100,7 +100,8 @@ class Project:
         return self.object.read_bytes()
 
     def record(self, store: Store, toolchain_key: str = "toolchain") -> str | None:
-        return record_object(
+        """Return the object's digest, if later builds find it."""
+        sha256, cached = record_object(
             store,
             self.unit,
             self.files,
@@ -110,6 +111,7 @@ class Project:
             object_path=self.object,
             cost=COST,
         )
+        return sha256 if cached else None
 
     def find(self, store: Store, toolchain_key: str = "toolchain") -> str | None:
         return find_object(store, self.unit, self.files, toolchain_key)

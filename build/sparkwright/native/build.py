@@ -41,7 +41,7 @@ from sparkwright.native.configure import (
     with_generated,
 )
 from sparkwright.native.model import Configuration, Cost, Extension, Inputs, Link, Unit
-from sparkwright.native.schedule import UnitCosts, Waiting, plan_jobs
+from sparkwright.native.schedule import UnitCosts, Waiting, limits_for
 from sparkwright.native.toolchain import configure_environment
 from sparkwright.native.units import UnitFiles, find_object, missing_units, record_object
 from sparkwright.store.paths import Store
@@ -187,7 +187,6 @@ def compile_units(
     """Return the objects of *units*: output path to SHA-256 in the store; compile only missing ones."""
     objects = _find_objects(builder.store, units, known.files, inputs.toolchain.key)
     missing = [unit for unit in units if unit.output not in objects]
-    emit("native.units", total=len(units), missing=len(missing))
     if missing and builder.elsewhere is not None:
         expected, learn = _expected(builder, inputs, known), _costs(builder, inputs).learn
         objects |= builder.elsewhere(builder, inputs, known, missing, expected, learn)
@@ -202,15 +201,10 @@ def _find_objects(
 ) -> dict[str, str]:
     """Return the objects of *units* that the store has; its remote tier is asked for several at a time."""
     find = partial(find_object, store, files=files, toolchain_key=toolchain_key)
-    if store.remote is None:
-        found = [find(unit) for unit in units]
-    else:
-        with ThreadPoolExecutor(_LOOK_UPS) as pool:
-            # A thread starts without our context, and so without those who listen to events.
-            looking = [pool.submit(copy_context().run, find, unit) for unit in units]
-            found = [one.result() for one in looking]
-    pairs = zip(units, found, strict=True)
-    return {unit.output: sha256 for unit, sha256 in pairs if sha256 is not None}
+    with ThreadPoolExecutor(_LOOK_UPS) as pool:
+        # A thread starts without our context, and so without those who listen to events.
+        looking = [(unit.output, pool.submit(copy_context().run, find, unit)) for unit in units]
+        return {output: sha256 for output, future in looking if (sha256 := future.result()) is not None}
 
 
 def _compile(
@@ -224,27 +218,21 @@ def _compile(
     def keep(finished: Finished) -> None:
         """Store the object as soon as it is whole, so that it survives a killed build."""
         unit = by_name[finished.job.name]
-        output = work.root / unit.output
-        sha256 = record_object(
+        objects[unit.output], _ = record_object(
             builder.store,
             unit,
             known.files,
             inputs.toolchain.key,
             reader=reader,
             depfile=depfile_of(work, unit),
-            object_path=output,
+            object_path=work.root / unit.output,
             cost=finished.cost,
         )
-        if sha256 is None:  # cannot be cached, but this build needs it
-            sha256 = sha256_file(output)
-            builder.store.adopt_file(output, sha256, verified=True)
-        objects[unit.output] = sha256
         costs.learn(unit.name, finished.cost)
 
     expected = _expected(builder, inputs, known)
     waiting = [Waiting(unit.name, expected[unit.name]) for unit in units]
-    plan = plan_jobs(waiting, look(), jobs=builder.jobs)
-    emit("native.plan", units=len(units), jobs=plan.jobs, reason=plan.reason, seconds=round(plan.seconds))
+    limits = limits_for(waiting, look(), builder.jobs)
     env = configure_environment(inputs.toolchain, inputs.target, work.root, builder.lock)
     prefix, logs = builder.isolation, builder.logs
     jobs = [
@@ -253,7 +241,7 @@ def _compile(
         )
         for unit in units
     ]
-    run_jobs(jobs, on_done=keep, limits=plan.limits)
+    run_jobs(jobs, on_done=keep, limits=limits)
     return objects
 
 

@@ -53,16 +53,13 @@ class ElfFacts(Model, frozen=True):
         run_paths: folders of ``DT_RUNPATH`` and ``DT_RPATH``.
         undefined: dynamic symbols that others have to define.
         versions: versions by soname that the loader checks before it resolves any symbol.
-        stripped: whether it has no symbol table but the dynamic one.
     """
 
     machine: str
-    soname: str
     needed: tuple[str, ...]
     run_paths: tuple[str, ...]
     undefined: tuple[Symbol, ...]
     versions: dict[str, tuple[str, ...]]
-    stripped: bool
     device_code: bool
 
 
@@ -100,7 +97,6 @@ def _facts(elf: Any, name: str) -> ElfFacts:
     machine = elf["e_machine"]
     return ElfFacts(
         machine=_MACHINES.get(machine, str(machine)),
-        soname=next((tag.soname for kind, tag in tags if kind == "DT_SONAME"), ""),
         needed=tuple(tag.needed for kind, tag in tags if kind == "DT_NEEDED"),
         run_paths=tuple(
             folder
@@ -110,7 +106,6 @@ def _facts(elf: Any, name: str) -> ElfFacts:
         ),
         undefined=tuple(_undefined(elf)),
         versions=_versions(elf),
-        stripped=".symtab" not in sections,
         device_code=bool(sections & _DEVICE_SECTIONS),
     )
 

@@ -142,57 +142,22 @@ def _first_that_fits(
 # Before the start ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Plan:
-    """The expected course of a build.
-
-    Attributes:
-        reason: the reason that there are no more.
-    """
-
-    limits: JobLimits
-    jobs: int
-    reason: str
-    seconds: float
-
-
 def default_reserve_mib(machine: MachineSnapshot) -> int:
     """Return the memory that a build leaves to everything else: a sixteenth, and 1 GiB at least."""
     return max(1024, machine.total_mib // 16)
 
 
-def plan_jobs(
-    units: Sequence[Waiting],
-    machine: MachineSnapshot,
-    *,
-    jobs: int | None = None,
-) -> Plan:
-    """Return the number of units to compile at once: *jobs*, or as many as there are cores, at most."""
+def limits_for(units: Sequence[Waiting], machine: MachineSnapshot, jobs: int | None = None) -> JobLimits:
+    """Return the limits for compiling *units*: *jobs* at once, or as many as there are cores.
+
+    A unit that does not fit even alone is refused before any is started.
+    """
     wanted = max(1, machine.cores if jobs is None else jobs)
     limits = JobLimits(jobs=wanted, reserve_mib=default_reserve_mib(machine))
-    if not units:
-        return Plan(limits, 0, "there is nothing to compile", 0.0)
-    free_mib = machine.available_mib - limits.reserve_mib
-    largest = max(units, key=lambda unit: (unit.expected.mib, unit.name))
-    if largest.expected.mib > free_mib:
+    largest = max(units, key=lambda unit: (unit.expected.mib, unit.name), default=None)
+    if largest is not None and largest.expected.mib > machine.available_mib - limits.reserve_mib:
         raise too_large(largest, machine, limits)
-    fit = max(1, int(free_mib / _typical_mib(units)))
-    chosen = min(wanted, fit, len(units))
-    why = ""
-    if chosen < wanted and chosen < fit:
-        why = f"there are {len(units)} units"
-    elif chosen < wanted:
-        typical = gib(_typical_mib(units))
-        why = f"memory: {gib(free_mib)} GiB free, a unit is expected to take {typical} (cores: {wanted} jobs)"
-    return Plan(limits, chosen, why, time_left(units, (), chosen))
-
-
-def _typical_mib(units: Sequence[Waiting]) -> float:
-    """Return the expected memory of a unit that runs at a random moment: the mean, weighted by time."""
-    seconds = sum(unit.expected.seconds for unit in units)
-    if seconds <= 0:
-        return max(1, *(unit.expected.mib for unit in units))
-    return max(1, sum(unit.expected.mib * unit.expected.seconds for unit in units) / seconds)
+    return limits
 
 
 def too_large(unit: Waiting, machine: MachineSnapshot, limits: JobLimits) -> NotEnoughMemoryError:
@@ -224,14 +189,14 @@ def makespan(seconds: Iterable[float], jobs: int, busy: Iterable[float] = ()) ->
     return max(ends)
 
 
-def pace(seen: Iterable[tuple[float, float]], *, trust_s: float = 60.0) -> float:
+def pace(seen: Iterable[tuple[float, float]]) -> float:
     """Return the seconds that pass for each expected second.
 
-    *seen* are seconds that units took, and that they were expected to take. After *trust_s* expected seconds
-    the measured ones weigh as much as the expectations.
+    *seen* are seconds that units took, and that they were expected to take. After a minute of expected
+    seconds the measured ones weigh as much as the expectations.
     """
-    pairs = list(seen)
-    return (sum(pair[0] for pair in pairs) + trust_s) / (sum(pair[1] for pair in pairs) + trust_s)
+    pairs = [(60.0, 60.0), *seen]
+    return sum(pair[0] for pair in pairs) / sum(pair[1] for pair in pairs)
 
 
 def time_left(waiting: Iterable[Waiting], running: Iterable[Active], jobs: int, rate: float = 1.0) -> float:

@@ -194,31 +194,30 @@ def record_object(
     depfile: Path,
     object_path: Path,
     cost: Cost,
-) -> str | None:
+) -> tuple[str, bool]:
     """Store an object that was just compiled, for later builds that would compile the same.
 
     *object_path* stays where it is; *reader* distinguishes files of the toolchain from files of the trees.
 
     Returns:
-        its SHA-256, or `None` where the unit cannot be cached: it read a file that neither the trees
-        nor the toolchain's key cover. The first unit that does so causes a warning.
+        its SHA-256, and whether later builds find it. They do not if the unit read a file that neither the
+        trees nor the toolchain's key cover; the first unit that does so causes a warning.
     """
+    sha256, size = _keep(store, object_path)
     try:
         paths, names = _classify(unit, files, reader, read_depfile(depfile))
     except (_NotCoveredError, OSError) as error:
         _warn_once(unit, str(error), reader)
-        return None
+        return sha256, False
     state = files.state(unit, paths, names)
-    if state is None:  # _classify has checked that every path is known
-        raise RuntimeError(f"{unit.name} was compiled from files that are in no tree")
-    sha256, size = _keep(store, object_path)
+    assert state is not None  # noqa: S101 - every path is known here
     key = unit_key(unit, files, toolchain_key)
     made = _State(state=state, sha256=sha256, size=size, cost=cost)
     new = UnitRecord(manifests=(_Manifest(paths=paths, names=names, states=(made,)),))
     # What other machines recorded meanwhile is kept, so that writing this one there loses none of it.
     known = store.find_records_as(UnitRecord, _KIND, key, fresh=True)
     _extend(store, key, (*known, new), share=True)
-    return sha256
+    return sha256, True
 
 
 def unit_record(store: Store, key: str) -> UnitRecord | None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from sparkwright.base.config import Model, convert
-from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import ClusterError, CompileError, ProcessError, SparkwrightError, error_class
 from sparkwright.base.events import emit, task
 from sparkwright.distributed.cluster import Cluster
@@ -219,15 +218,13 @@ def _compiled(  # noqa: PLR0917
         parts = (type(error).__name__, error.what, error.because, error.next_step, text)
         return UnitResult(name=unit.name, error=parts)
     store, output, size = access.store, job.output, job.output.stat().st_size
-    sha256 = record_object(
+    sha256, cached = record_object(
         store, unit, files, chain.key,
         reader=Reader(work.root, chain), depfile=depfile_of(work, unit),
         object_path=output, cost=done[0].cost,
     )  # fmt: skip
-    record = None if sha256 is None else unit_record(store, unit_key(unit, files, chain.key))
-    if sha256 is None:
-        sha256 = sha256_file(output)
-        store.adopt_file(output, sha256, verified=True)
+    record = unit_record(store, unit_key(unit, files, chain.key)) if cached else None
+    if not cached:
         store.share(sha256)
     return UnitResult(
         name=unit.name, sha256=sha256, size=size, cost=done[0].cost, seconds=done[0].seconds, record=record

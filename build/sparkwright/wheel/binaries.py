@@ -84,9 +84,9 @@ class InspectedBinaries:
         """Return the kernels of *member*, counted for *arch*, by default the card of the audit."""
         return classify(self.found[member].device, arch or self.expectation.arch)
 
-    def total(self, arch: str = "") -> Tally:
+    def total(self) -> Tally:
         """Return the kernels of all binaries."""
-        return sum((self.tally(member, arch) for member in self.found), Tally())
+        return sum((self.tally(member) for member in self.found), Tally())
 
 
 @dataclass(frozen=True)

@@ -114,9 +114,9 @@ def kernels_record(
     *,
     compiled: Mapping[str, Extension],
     upstream: Mapping[str, str],
-    attested: Mapping[str, str] | None = None,
-    left_out: Sequence[LeftOut] = (),
-    packages: Mapping[str, str] | None = None,
+    attested: Mapping[str, str],
+    left_out: Sequence[LeftOut],
+    packages: Mapping[str, str],
 ) -> dict[str, Any]:
     """Return ``kernels.json`` as a JSON value, for `AssemblyPlan.record` under the name `KERNELS`.
 
@@ -135,7 +135,7 @@ def kernels_record(
             kernels="compiled",
             key=one.key,
             asked=dict(sorted(one.arches.items())),
-            because=(attested or {}).get(member, ""),
+            because=attested.get(member, ""),
         )
         for member, one in compiled.items()
     ]
@@ -151,7 +151,7 @@ def kernels_record(
         binaries=tuple(sorted([*ours, *theirs], key=lambda one: one.member)),
         left_out=tuple(sorted(left_out, key=lambda one: one.member)),
         packages=tuple(
-            ToolPackage(filename=name, sha256=sha256) for name, sha256 in sorted((packages or {}).items())
+            ToolPackage(filename=name, sha256=sha256) for name, sha256 in sorted(packages.items())
         ),
     )
     value: dict[str, Any] = to_builtins(record)

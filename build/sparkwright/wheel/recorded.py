@@ -46,13 +46,6 @@ class RecordedPull(_Entry, frozen=True):
     head: str
 
 
-class RecordedProof(_Entry, frozen=True):
-    """The proof of a carry."""
-
-    key: str
-    verdict: str
-
-
 class RecordedCarry(_Entry, frozen=True):
     """One carry of the build spec.
 
@@ -67,7 +60,6 @@ class RecordedCarry(_Entry, frozen=True):
     source: str = ""
     patch: RecordedPatch | None = None
     pull: RecordedPull | None = None
-    proof: RecordedProof | None = None
 
     @property
     def applied(self) -> bool:

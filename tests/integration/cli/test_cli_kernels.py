@@ -189,7 +189,13 @@ class TestNative:
         ours = Extension(target="_C", key=key, sha256="0" * 64, size=1, arches={})
         because = "sparkwright compiles no such extension"
         kernels = kernels_record(
-            Target("aarch64", "12.1a"), "t", compiled={C: ours}, upstream={"vllm/vllm-rs": because}
+            Target("aarch64", "12.1a"),
+            "t",
+            compiled={C: ours},
+            upstream={"vllm/vllm-rs": because},
+            attested={},
+            left_out=(),
+            packages={},
         )
         held: list[Expectation] = []
 

@@ -40,12 +40,7 @@ def test_the_facts_of_a_shared_object(tmp_path: Path) -> None:
         )
     )  # fmt: skip
     by_name = {symbol.name: symbol for symbol in found.undefined}
-    assert (found.machine, found.soname, found.stripped, found.device_code) == (
-        platform.machine(),
-        "",
-        False,
-        False,
-    )
+    assert (found.machine, found.device_code) == (platform.machine(), False)
     assert found.needed == ("libbase.so.1", "libc.so.6")
     assert found.run_paths == ("/opt/x", "$ORIGIN/lib")
     assert (by_name["base"].version, by_name["base"].library, by_name["base"].weak) == ("", "", False)
@@ -53,9 +48,7 @@ def test_the_facts_of_a_shared_object(tmp_path: Path) -> None:
     assert (by_name["getenv"].library, by_name["getenv"].version[:6]) == ("libc.so.6", "GLIBC_")
     assert "libc.so.6" in found.versions
     assert all(name.startswith("GLIBC_") for name in found.versions["libc.so.6"])
-    assert (read_elf(library).soname, "base" in exports(library), "use" in exports(library)) == (
-        "libbase.so.1", True, False,
-    )  # fmt: skip
+    assert ("base" in exports(library), "use" in exports(library)) == (True, False)
 
 
 def test_an_old_style_path_is_seen_too(tmp_path: Path) -> None:
@@ -66,7 +59,7 @@ def test_an_old_style_path_is_seen_too(tmp_path: Path) -> None:
 
 def test_a_stripped_file_for_another_machine_with_device_code(tmp_path: Path) -> None:
     found = read_elf(elfkit.shared(tmp_path / "a.so", "int a;", "-s", machine="x86_64", device=b"x"))
-    assert (found.machine, found.stripped, found.device_code) == ("x86_64", True, True)
+    assert (found.machine, found.device_code) == ("x86_64", True)
 
 
 def test_damage_is_told_as_such(tmp_path: Path) -> None:

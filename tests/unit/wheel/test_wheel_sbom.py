@@ -74,7 +74,7 @@ def checked_in(series: str, platform: str, kernels: str) -> tuple[WheelRecord, L
         files[KERNELS] = kernels_record(
             Target(platform, native.arch), "toolchain", compiled=dict.fromkeys(compiled, extension),
             upstream={"vllm/vllm-rs": "another compiler"},
-            packages={one.filename: one.sha256 for one in packages},
+            attested={}, left_out=(), packages={one.filename: one.sha256 for one in packages},
         )  # fmt: skip
     return WheelRecord.of(files), lock
 
