@@ -7,6 +7,7 @@ root holds. Readers take the root folder, so that tests can give them files.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import random
 import shutil
@@ -145,6 +146,14 @@ def _pressure(path: Path) -> Pressure | None:
         if average:
             found[kind] = float(average.split()[0])
     return Pressure(found.get("some", 0.0), found.get("full", 0.0)) if found else None
+
+
+def is_this_machine(host: str) -> bool:
+    """Tell if *host* is this machine's own loopback interface."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 # Free ports ---------------------------------------------------------------------------------------

@@ -203,12 +203,9 @@ class Store:
             target.chmod(0o444)
         return target
 
-    def share(self, sha256: str, *, download: bool = False) -> None:
-        """Have the file with that digest written to the remote tier, where there is one.
-
-        With *download* it is one that others can download too: the user may have turned these off.
-        """
-        if self.remote is not None and (self.remote.settings.downloads or not download):
+    def share(self, sha256: str) -> None:
+        """Have the file with that digest written to the remote tier, where there is one."""
+        if self.remote is not None:
             self.remote.write_file(sha256, self.file_path(sha256))
 
     def link(self, sha256: str, target: Path) -> Path:

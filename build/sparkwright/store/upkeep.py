@@ -37,9 +37,6 @@ from sparkwright.store.paths import Store
 LOGS = "logs"
 """The kind of what is outside the store: event logs and tracebacks of the checkout."""
 
-# Files are kept by digest alone; a record that names one tells its kind.
-_KIND_OF_RECORD = {"unit": "objects", "extension": "extensions", "link": "extensions", "wheel": "wheels"}
-_NAMED_DIGEST = re.compile(rb'"([0-9a-f]{64})"')
 # What an index said of a release when it was first asked is what later answers are held against.
 _KEPT_RECORDS = frozenset({"release-sdist"})
 # It goes with its tree: a tree without it counts as tampered with.
@@ -63,7 +60,7 @@ class StoreEntry:
     """A file or folder of the store, or a log of the checkout.
 
     Attributes:
-        kind: what it is: ``downloads``, ``objects``, ``trees`` and so on.
+        kind: what it is: ``files``, ``trees`` and so on.
         size: in bytes, with all below it and all companions.
         used: when it was last used, in seconds since the epoch.
         removable: whether it can go and come back by itself; git's objects cannot one by one.
@@ -95,7 +92,7 @@ def survey(store: Store, logs: Iterable[Path] = ()) -> list[StoreEntry]:
         *_files(store),
         *_records(store),
         *_folders(store),
-        *_files_below(store.partial, "downloads"),
+        *_files_below(store.partial, "partial"),
         *left,
         *_rest(store, {entry.path for entry in left}),
         *(entry for folder in logs for entry in _files_below(folder, LOGS)),
@@ -115,21 +112,10 @@ def totals(entries: Iterable[StoreEntry]) -> list[KindTotal]:
 
 
 def _files(store: Store) -> Iterator[StoreEntry]:
-    kinds = _kinds_of_files(store)
     for path, state in _walk(store.files):
         named = store.named / path.name[:16]
         companions = (named,) if named.is_dir() else ()
-        kind = kinds.get(path.name, "downloads")
-        yield StoreEntry(kind, path, state.st_size, last_used(state), companions=companions)
-
-
-def _kinds_of_files(store: Store) -> dict[str, str]:
-    kinds = {}
-    for record, kind in _KIND_OF_RECORD.items():
-        for path, _ in _walk(store.records / record):
-            with contextlib.suppress(FileNotFoundError):
-                kinds.update(dict.fromkeys(map(bytes.decode, _NAMED_DIGEST.findall(path.read_bytes())), kind))
-    return kinds
+        yield StoreEntry("files", path, state.st_size, last_used(state), companions=companions)
 
 
 def _records(store: Store) -> Iterator[StoreEntry]:
@@ -426,21 +412,8 @@ def _record_faults(store: Store) -> Iterator[StoreFault]:
 
 
 def _name_faults(store: Store) -> Iterator[StoreFault]:
-    """Yield names in ``named/`` that lead to another file than the one whose digest they stand under."""
+    """Yield names in ``named/`` of files that are gone; one that leads elsewhere is made anew when used."""
     for path in sorted(store.named.glob("*/*")):
         prefix = path.parent.name
-        owners = list((store.files / prefix[:2]).glob(f"{prefix}*"))
-        if not owners:
+        if not any((store.files / prefix[:2]).glob(f"{prefix}*")):
             yield StoreFault(path, "the file that it names is gone")
-        elif not any(_same(path, owner) for owner in owners):
-            yield StoreFault(path, "it is not the file that it names")
-
-
-def _same(path: Path, owner: Path) -> bool:
-    """Tell if *path* is a link to *owner*, or (on a disk without links) a copy of it."""
-    with contextlib.suppress(OSError):
-        if path.samefile(owner):
-            return True
-        with _opened_unnoticed(path) as stream:
-            return sha256_stream(stream) == owner.name
-    return False

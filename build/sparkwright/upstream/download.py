@@ -74,7 +74,7 @@ def fetch_artifact(
         if found := store.find_intact(artifact.sha256, remote=False):
             return found
         path = _download(store, artifact, settings, address)
-    store.share(artifact.sha256, download=True)
+    store.share(artifact.sha256)
     return path
 
 

@@ -9,7 +9,6 @@ sections ``[global]`` and ``[download]`` count. As with pip, what crosses the ne
 from __future__ import annotations
 
 import configparser
-import ipaddress
 import os
 import re
 import sys
@@ -24,6 +23,7 @@ from urllib.parse import urlsplit, urlunsplit
 from sparkwright import __version__
 from sparkwright.base.errors import ConfigError, FetchError
 from sparkwright.base.events import emit
+from sparkwright.base.machine import is_this_machine
 
 if TYPE_CHECKING:
     import requests
@@ -222,18 +222,11 @@ def _require_secure(url: str, settings: IndexSettings) -> None:
     parts = urlsplit(url)
     host = (parts.hostname or "").casefold()
     trusted = {name.casefold() for name in settings.trusted_hosts}
-    if parts.scheme == "https" or _is_this_machine(host) or {host, f"{host}:{parts.port}"} & trusted:
+    if parts.scheme == "https" or is_this_machine(host) or {host, f"{host}:{parts.port}"} & trusted:
         return
     raise RefusedFetchError(
         f"{shown(url)} is not encrypted; use https, or name {host} in pip's trusted-host if you mean that"
     )
-
-
-def _is_this_machine(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def retrying(settings: IndexSettings, what: str, progress: Callable[[], int] = lambda: 0) -> Retrying:

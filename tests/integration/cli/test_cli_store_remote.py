@@ -118,7 +118,6 @@ class TestCommands:
     def test_status(self, world: World, nginx: str) -> None:
         found = world.good("store", "status", "--json", "--store", nginx).json["remote"]
         assert (found["remote"], found["read"], found["write"]) == (nginx, "yes", "yes")
-        assert found["trust"] == "signed"
         assert found["writers"][0].startswith("this machine ")
         assert "yes" in world.good("store", "status", "--store", nginx).out
         assert world.good("store", "status", "--json").json["remote"] is None

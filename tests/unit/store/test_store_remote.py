@@ -128,22 +128,16 @@ def test_what_belongs_to_one_machine_stays_there(machine, server: HostileStore, 
     assert kind not in TRAVELLING
 
 
-def test_a_download_is_shared_unless_that_is_off(machine, server: HostileStore) -> None:
-    store = machine("a", downloads=False)
-    store.share(add(store), download=True)
-    assert done(store).written == 0
-    store.share(add(store, b"no download"))
-    assert done(store).written == 1
+def test_a_download_is_shared(machine, server: HostileStore) -> None:
     store = machine("b")
-    store.share(add(store), download=True)
+    store.share(add(store))
     assert done(store).written == 1
     assert machine("c").find_intact(DIGEST) is not None
 
 
 def test_nothing_is_written_where_that_is_off(machine, server: HostileStore) -> None:
-    store = machine("a", write=False)
-    add(store)
-    store.put_record("extension", KEY, RECORD)
+    store = filled(machine("a", write=False))
+    store.share(DIGEST)
     assert done(store).written == 0
     assert server.requests == []
 
@@ -176,21 +170,12 @@ def test_a_named_writer_counts(machine, tmp_path: Path) -> None:
     assert store.find_record("extension", KEY) == RECORD
 
 
-def test_an_unsigned_record_counts_only_where_that_is_set(machine, heard: Recorder) -> None:
-    filled(machine("a", signed=False))
-    assert machine("b").find_record("extension", KEY) is None
-    (told,) = warnings(heard)
-    assert "not signed" in told
-    assert machine("c", signed=False).find_record("extension", KEY) == RECORD
-
-
-@pytest.mark.parametrize("signed", [True, False])
-def test_an_entry_does_not_count_under_another_key(machine, server, heard, *, signed):
-    filled(machine("a", signed=signed))
+def test_an_entry_does_not_count_under_another_key(machine, server, heard):
+    filled(machine("a"))
     other = digest_of("another key")
     server.objects[place_of("extension", other)] = server.objects[place_of("extension", KEY)]
     server.objects[place_of("unit", KEY)] = server.objects[place_of("extension", KEY)]
-    store = machine("b", signed=signed)
+    store = machine("b")
     assert store.find_record("extension", other) is None
     assert store.find_record("unit", KEY) is None
     assert store.find_record("extension", KEY) == RECORD
@@ -206,6 +191,7 @@ def test_a_changed_entry_does_not_count(machine, server: HostileStore, heard: Re
         {**good, "record": json.dumps({**RECORD, "sha256": "0" * 64})},
         {**good, "signature": good["signature"][::-1]},
         {**good, "signature": "?"},
+        {**good, "signature": "", "writer": ""},
         {**good, "format": 2},
         {**good, "record": "[]"},
         {"kind": "extension"},

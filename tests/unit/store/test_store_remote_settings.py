@@ -8,7 +8,7 @@ import pytest
 
 from sparkwright.base.errors import ConfigError, NewerFormatError
 from sparkwright.store.remote.entries import WriterKey, find_key, public_of, require_key
-from sparkwright.store.remote.settings import RemoteLimits, RemoteSettings, read_remote_settings
+from sparkwright.store.remote.settings import RemoteSettings, read_remote_settings
 from sparkwright.store.remote.tier import RemoteTier
 
 URL = "https://store.example.org/team"
@@ -43,37 +43,26 @@ def test_the_option_is_stronger_than_the_variable_and_that_than_the_file(read) -
     assert read(text, "none") is None
 
 
-def test_every_key_of_the_file(read) -> None:
+def test_every_key_of_the_file_and_its_default(read) -> None:
     key = WriterKey(bytes(32)).text
-    found = read(f"""
-        format = 1
-        url = "{URL}"
-        write = false
-        downloads = false
-        trust = "unsigned"
-        stall-s = 2.0
-        [writers]
-        ci = "{key}"
-    """)
-    assert (found.write, found.downloads, found.signed, found.writers) == (False, False, False, {"ci": key})
-    assert found.limits == RemoteLimits(stall_s=2.0)
-
-
-def test_defaults_write_and_believe_nobody_else(read) -> None:
+    found = read(f'format = 1\nurl = "{URL}"\nwrite = false\n[writers]\nci = "{key}"\n')
+    assert (found.write, found.writers) == (False, {"ci": key})
     found = read(url=URL)
-    assert (found.write, found.downloads, found.signed, found.writers) == (True, True, True, {})
-    assert found.limits == RemoteLimits()
+    assert (found.write, found.writers) == (True, {})
 
 
-@pytest.mark.parametrize("text", ['trust = "everybody"', "unknown = 1", "url = 5", 'url = "x'])
-def test_a_file_that_does_not_match_its_format(read, text: str) -> None:
-    with pytest.raises(ConfigError):
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("unknown = 1", ConfigError),
+        ("url = 5", ConfigError),
+        ('url = "x', ConfigError),
+        ("format = 2", NewerFormatError),
+    ],
+)
+def test_a_file_that_does_not_match_its_format(read, text: str, error: type[ConfigError]) -> None:
+    with pytest.raises(error):
         read(text, URL)
-
-
-def test_a_newer_file(read) -> None:
-    with pytest.raises(NewerFormatError):
-        read("format = 2", URL)
 
 
 def test_a_file_that_was_named_has_to_be_there(tmp_path: Path) -> None:
@@ -145,7 +134,6 @@ def test_what_is_no_key_is_refused(tmp_path: Path) -> None:
 
 def test_reading_needs_no_key_of_its_own(tmp_path: Path) -> None:
     RemoteTier(RemoteSettings(url=URL, write=False, key_file=tmp_path / "key.pem"))
-    RemoteTier(RemoteSettings(url=URL, signed=False, key_file=tmp_path / "key.pem"))
     assert not (tmp_path / "key.pem").exists()
 
 

@@ -14,7 +14,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from sparkwright.base.errors import ToolError
-from sparkwright.store.remote.settings import RemoteLimits, RemoteSettings, is_this_machine
+from sparkwright.base.machine import is_this_machine
+from sparkwright.store.remote.settings import RemoteLimits, RemoteSettings
 
 _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _STATUS = re.compile(r"status code: (\d{3})")

@@ -182,20 +182,20 @@ def place_of(kind: str, key: str) -> str:
     return f"ac/{sha256_bytes(f'sparkwright {_FORMAT} {kind} {key}'.encode())}"
 
 
-def encode_entry(kind: str, key: str, record: bytes, signer: Ed25519PrivateKey | None) -> bytes:
-    """Return *record* as an entry, signed where there is a *signer*."""
+def encode_entry(kind: str, key: str, record: bytes, signer: Ed25519PrivateKey) -> bytes:
+    """Return *record* as an entry that *signer* signed."""
     entry = _Entry(_FORMAT, kind, key, record.decode())
-    if signer is not None:
-        signature = base64.b64encode(signer.sign(entry.statement)).decode()
-        entry = msgspec.structs.replace(entry, writer=public_of(signer).id, signature=signature)
-    return msgspec.json.encode(entry)
+    signature = base64.b64encode(signer.sign(entry.statement)).decode()
+    return msgspec.json.encode(
+        msgspec.structs.replace(entry, writer=public_of(signer).id, signature=signature)
+    )
 
 
-def decode_entry(body: bytes, kind: str, key: str, writers: Mapping[str, WriterKey] | None) -> bytes:
-    """Return the record in the entry *body*; where *writers* is `None`, every entry counts, signed or not.
+def decode_entry(body: bytes, kind: str, key: str, writers: Mapping[str, WriterKey]) -> bytes:
+    """Return the record in the entry *body*; *writers* are those that are believed, by id.
 
     Raises:
-        RefusedEntryError: it is no entry of that *kind* and *key*, or no believed writer signed it.
+        RefusedEntryError: it is no entry of that *kind* and *key*, or none of *writers* signed it.
     """
     try:
         entry = decode_json(body, _Entry)
@@ -206,8 +206,6 @@ def decode_entry(body: bytes, kind: str, key: str, writers: Mapping[str, WriterK
         raise RefusedEntryError("it is no entry of a known format")
     if (entry.kind, entry.key) != (kind, key):
         raise RefusedEntryError("it is the entry of another key")
-    if writers is None:
-        return entry.record.encode()
     if not entry.signature:
         raise RefusedEntryError("it is not signed", writer="unsigned")
     writer = writers.get(entry.writer)

@@ -6,13 +6,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 
 import msgspec
 
 from sparkwright.base.config import Model, load_toml
 from sparkwright.base.errors import ConfigError
+from sparkwright.base.machine import is_this_machine
 
 NONE = "none"
 """The address that turns the tier off where the file names one."""
@@ -38,22 +38,20 @@ class RemoteLimits:
 
 @dataclass(frozen=True)
 class RemoteSettings:
-    """The settings of the remote tier: its address, the writers that are believed, and what is written.
+    """The settings of the remote tier.
 
     Attributes:
         url: the address, without credentials.
         user: name for HTTP's basic authentication; empty for none.
         password: its password, or the bearer token where `user` is empty.
-        write, downloads: write results there, and downloads too.
-        signed: believe signed records of known writers only; false to believe all of them.
+        write: write results and downloads there.
+        writers: keys of the writers whose records count, beside this machine's own, by a name for people.
     """
 
     url: str
     user: str = field(default="", repr=False)
     password: str = field(default="", repr=False)
     write: bool = True
-    downloads: bool = True
-    signed: bool = True
     writers: Mapping[str, str] = field(default_factory=dict)
     key_file: Path = Path()
     limits: RemoteLimits = field(default_factory=RemoteLimits)
@@ -71,28 +69,7 @@ class _StoreFile(Model, frozen=True):
     format: int = _FORMAT
     url: str = ""
     write: bool = True
-    downloads: bool = True
-    trust: Literal["signed", "unsigned"] = "signed"
     writers: dict[str, str] = msgspec.field(default_factory=dict)
-    stall_s: float = RemoteLimits.stall_s
-
-
-def is_this_machine(host: str) -> bool:
-    """Tell if *host* is this machine's own loopback interface."""
-    import ipaddress
-
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def settings_file(environment: Mapping[str, str]) -> Path:
-    """Return the path of the settings: ``SPARKWRIGHT_STORE_CONFIG``, or the user's ``store.toml``."""
-    from platformdirs import user_config_path
-
-    chosen = environment.get("SPARKWRIGHT_STORE_CONFIG")
-    return Path(chosen).expanduser() if chosen else user_config_path("sparkwright") / "store.toml"
 
 
 def key_file(environment: Mapping[str, str]) -> Path:
@@ -108,14 +85,17 @@ def read_remote_settings(
 ) -> RemoteSettings | None:
     """Return the settings of the remote tier, or `None` where there is none.
 
-    An address given with ``--store`` or ``SPARKWRIGHT_STORE_URL`` is stronger than the file's. Name and
+    The file is ``SPARKWRIGHT_STORE_CONFIG``, or the user's ``store.toml``. An address given with ``--store``
+    or ``SPARKWRIGHT_STORE_URL`` is stronger than the file's. Name and
     password come from ``SPARKWRIGHT_STORE_USER`` and ``SPARKWRIGHT_STORE_PASSWORD``, a bearer token from
     ``SPARKWRIGHT_STORE_TOKEN``, else from the address; else ``~/.netrc`` is asked for each request.
     """
+    from platformdirs import user_config_path
+
     environment = os.environ if environment is None else environment
-    path = settings_file(environment)
-    explicit = "SPARKWRIGHT_STORE_CONFIG" in environment
-    file = load_toml(path, _StoreFile, newest_format=_FORMAT) if explicit or path.is_file() else _StoreFile()
+    chosen = environment.get("SPARKWRIGHT_STORE_CONFIG")
+    path = Path(chosen).expanduser() if chosen else user_config_path("sparkwright") / "store.toml"
+    file = load_toml(path, _StoreFile, newest_format=_FORMAT) if chosen or path.is_file() else _StoreFile()
     address = url or environment.get("SPARKWRIGHT_STORE_URL", "") or file.url
     if not address or address == NONE:
         return None
@@ -129,11 +109,8 @@ def read_remote_settings(
         user=user,
         password=token or (password if user else ""),
         write=file.write,
-        downloads=file.downloads,
-        signed=file.trust == "signed",
         writers=file.writers,
         key_file=key_file(environment),
-        limits=RemoteLimits(file.stall_s),
     )
     if found.password and not found.encrypted:
         raise ConfigError(

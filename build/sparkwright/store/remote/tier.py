@@ -71,20 +71,17 @@ class RemoteTier:
 
     Attributes:
         client: speaks with it; no connection is made before something is asked.
-        writers: the writers whose records count, by id; `None` to believe every record, signed or not.
+        writers: the writers whose records count, by id.
     """
 
     def __init__(self, settings: RemoteSettings) -> None:
         self.settings = settings
         self.client = RemoteClient(settings)
         self.report = RemoteReport(settings.url)
-        self.writers: Mapping[str, WriterKey] | None = None
-        self._signer = None
-        if settings.signed:
-            key = require_key(settings.key_file) if settings.write else find_key(settings.key_file)
-            self._signer = key
-            known = [WriterKey.parse(text, writer) for writer, text in settings.writers.items()]
-            self.writers = {one.id: one for one in [*known, *([public_of(key)] if key else [])]}
+        self._signer = require_key(settings.key_file) if settings.write else find_key(settings.key_file)
+        known = [WriterKey.parse(text, writer) for writer, text in settings.writers.items()]
+        known += [public_of(self._signer)] if self._signer else []
+        self.writers: Mapping[str, WriterKey] = {one.id: one for one in known}
         self._stopped: dict[str, str] = {}
         self._known: dict[str, bytes | None] = {}
         self._there: set[str] = set()
@@ -203,7 +200,7 @@ class RemoteTier:
 
         *file_path* returns where the file of a digest is in the local store, if it is there.
         """
-        if kind not in TRAVELLING or not self._writing or not _KEY.fullmatch(key):
+        if kind not in TRAVELLING or not self._writing or not _KEY.fullmatch(key) or self._signer is None:
             return
         if kind in NAMING_FILES:
             for digest in map(bytes.decode, dict.fromkeys(_DIGEST.findall(record))):
@@ -282,14 +279,12 @@ class RemoteTier:
             except RemoteFailure as failure:
                 write = str(failure)
         names = {text: name for name, text in settings.writers.items()}
-        believed = (self.writers or {}).values()
         return {
             "remote": settings.url,
             "read": read,
             "write": write,
             "milliseconds": milliseconds,
-            "trust": "signed" if settings.signed else "unsigned",
-            "writers": [f"{names.get(key.text, 'this machine')} {key.id}" for key in believed],
+            "writers": [f"{names.get(key.text, 'this machine')} {key.id}" for key in self.writers.values()],
         }
 
     def _tried(self, place: str) -> tuple[bytes | None, str]:
