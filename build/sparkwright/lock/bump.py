@@ -43,7 +43,7 @@ class Bumped:
     """A lock moved to another release or commit.
 
     Attributes:
-        notes: remarks for the user: sources that are new or gone, values that could not be verified.
+        notes: remarks for the user: sources that are new, values that could not be verified.
         decisions: what a person has to decide before kernels are compiled.
     """
 
@@ -208,24 +208,11 @@ def _changes(old: Lock, new: Lock) -> tuple[LockChange, ...]:
 
 
 def _notes(old: Lock, new: Lock) -> tuple[str, ...]:
-    gone = sorted(old.sources.keys() - new.sources.keys())
     fresh = sorted(new.sources.keys() - old.sources.keys())
-    moved = sorted(
-        name
-        for name in old.sources.keys() & new.sources.keys()
-        if old.sources[name].repository != new.sources[name].repository
-    )
     full = len(new.release.commit) == 40  # noqa: PLR2004 - a full SHA-1 object id
     return (
         *([] if full else ["release.commit is abbreviated: no git remote could be reached for the rest"]),
-        *(f"sources.{name} is gone: this release no longer downloads it" for name in gone),
         *(f"sources.{name} is new: describe it in a comment of the lock" for name in fresh),
-        *(f"sources.{name} now comes from {new.sources[name].repository}" for name in moved),
-        *(
-            [f"release.torch moved from {old.release.torch} to {new.release.torch}"]
-            if old.release.torch != new.release.torch
-            else []
-        ),
         *(
             f"wheels.{name} is known by its first download alone: no index states a digest for it"
             for name, wheel in new.wheels.items()

@@ -19,10 +19,8 @@ _ROOT = "CMakeLists.txt"
 _OF_CPU_BUILDS = "cmake/cpu_extension.cmake"
 
 _COMMENT = re.compile(r"#\[(=*)\[.*?\]\1\]|#[^\n]*", re.DOTALL)
-_ROCM = re.compile(
-    r'\bif\s*\(\s*VLLM_(?:TARGET_DEVICE|GPU_LANG)\s+STREQUAL\s+"(?:rocm|HIP)"\s*\).*?(?=\b(?:else|elseif|endif)\s*\()',
-    re.DOTALL | re.IGNORECASE,
-)
+_BRANCH = re.compile(r"\b(if|elseif|else|endif)\s*\(((?:[^()]|\([^()]*\))*)\)", re.IGNORECASE)
+_FOR_ROCM = re.compile(r'VLLM_(?:TARGET_DEVICE|GPU_LANG)\s+STREQUAL\s+"(?:rocm|HIP)"')
 _DOWNLOAD = re.compile(
     r"\b(?P<command>FetchContent_Declare|FetchContent_Populate|ExternalProject_Add)\s*\((?P<arguments>[^()]*)\)",
     re.IGNORECASE,
@@ -73,18 +71,40 @@ def read_pins(files: Mapping[str, str]) -> tuple[list[Pin], list[Problem]]:
     return list(pins.values()), problems
 
 
-def without_comments(text: str) -> str:
-    """Return *text* with spaces in place of its comments, so that offsets still give lines."""
-    return _blanked(_COMMENT, text)
+def _without_comments(text: str) -> str:
+    return _COMMENT.sub(lambda found: _blank(found[0]), text)
 
 
-def _blanked(pattern: re.Pattern[str], text: str) -> str:
-    return pattern.sub(lambda found: re.sub(r"[^\n]", " ", found[0]), text)
+def _blank(text: str) -> str:
+    return re.sub(r"[^\n]", " ", text)
+
+
+def _for_cuda(text: str) -> str:
+    """Return *text* with spaces in place of comments and of what is for ROCm alone; offsets give lines."""
+    text = _without_comments(text)
+    kept, position = [], 0
+    stack: list[bool] = []  # for each open `if`: whether its present branch is for ROCm
+    for branch in _BRANCH.finditer(text):
+        part = text[position : branch.start()]
+        kept += [_blank(part) if any(stack) else part, branch[0]]
+        position = branch.end()
+        word = branch[1].lower()
+        if word == "if":
+            stack.append(_is_rocm(branch[2]))
+        elif stack and word == "endif":
+            stack.pop()
+        elif stack:
+            stack[-1] = word == "elseif" and _is_rocm(branch[2])
+    return "".join([*kept, text[position:]])
+
+
+def _is_rocm(condition: str) -> bool:
+    return _FOR_ROCM.search(condition) is not None and not re.search(r"\b(?:OR|NOT)\b", condition)
 
 
 def _read_file(path: str, text: str) -> Iterator[Pin | Problem]:
     """Yield each download of a file, as a pin or as a problem."""
-    text = _blanked(_ROCM, without_comments(text))
+    text = _for_cuda(text)
     overrides = sorted(set(_OVERRIDE.findall(text)))
     read: list[tuple[int, int]] = []
     for download in _DOWNLOAD.finditer(text):
@@ -119,8 +139,6 @@ def _value(text: str, arguments: list[str], key: str) -> str | None:
 
 # Extensions, and the files listed of a dependency -------------------------------------------------
 
-_BRANCH = re.compile(r"\b(if|elseif|else|endif)\s*\(((?:[^()]|\([^()]*\))*)\)", re.IGNORECASE)
-_FOR_ROCM = re.compile(r'VLLM_(?:TARGET_DEVICE|GPU_LANG)\s+STREQUAL\s+"(?:rocm|HIP)"')
 _EXTENSION = re.compile(r"\bdefine_(?:gpu_)?extension_target\s*\(((?:[^()]|\([^()]*\))*)\)", re.IGNORECASE)
 _REFUSED_GXX = re.compile(
     r'CXX_COMPILER_ID\s+STREQUAL\s+"GNU"\s+AND\s+CMAKE_CXX_COMPILER_VERSION\s+VERSION_LESS\s+"?([0-9.]+)"?'
@@ -154,7 +172,7 @@ def oldest_gxx(files: Mapping[str, str]) -> str:
 
     The highest of the versions below which a file ends with an error; empty where none does.
     """
-    texts = (without_comments(text) for path, text in files.items() if is_cmake_file(path))
+    texts = (_without_comments(text) for path, text in files.items() if is_cmake_file(path))
     stated = (version for text in texts for version in _REFUSED_GXX.findall(text))
     return max(stated, key=lambda version: tuple(map(int, version.split("."))), default="")
 
@@ -165,7 +183,7 @@ def read_extensions(files: Mapping[str, str]) -> dict[str, CMakeExtension]:
     for path, text in sorted(files.items()):
         if not is_cmake_file(path):
             continue
-        for one in _extensions(path, _for_cuda(without_comments(text))):
+        for one in _extensions(path, _for_cuda(text)):
             found.setdefault(one.name, one)
     return found
 
@@ -177,7 +195,7 @@ def listed_files(name: str, text: str) -> tuple[str, ...]:
     """
     place = re.escape(f"${{{name}_SOURCE_DIR}}/")
     literal = re.compile(rf"{place}([\w./+-]+\.(?:cc|cpp|cu|cxx|py))(?![\w*])")
-    return tuple(dict.fromkeys(literal.findall(_for_cuda(without_comments(text)))))
+    return tuple(dict.fromkeys(literal.findall(_for_cuda(text))))
 
 
 def _extensions(path: str, text: str) -> Iterator[CMakeExtension]:
@@ -192,28 +210,6 @@ def _extensions(path: str, text: str) -> Iterator[CMakeExtension]:
                 abi3="USE_SABI" in values,
                 declared_in=path,
             )
-
-
-def _for_cuda(text: str) -> str:
-    """Return *text* without the branches for ROCm alone."""
-    kept, position = [], 0
-    stack: list[bool] = []  # for each open `if`: whether its present branch is for ROCm
-    for branch in _BRANCH.finditer(text):
-        if not any(stack):
-            kept.append(text[position : branch.start()])
-        position = branch.end()
-        word = branch[1].lower()
-        if word == "if":
-            stack.append(_is_rocm(branch[2]))
-        elif stack and word == "endif":
-            stack.pop()
-        elif stack:
-            stack[-1] = word == "elseif" and _is_rocm(branch[2])
-    return "".join([*kept, text[position:]])
-
-
-def _is_rocm(condition: str) -> bool:
-    return _FOR_ROCM.search(condition) is not None and not re.search(r"\b(?:OR|NOT)\b", condition)
 
 
 # Paths that the project reads ---------------------------------------------------------------------

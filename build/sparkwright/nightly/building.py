@@ -34,7 +34,7 @@ from sparkwright.probe.launches import KernelSurvey
 from sparkwright.rehearsal import run as rehearsal
 from sparkwright.rehearsal.model import RehearsalOptions
 from sparkwright.store.disk import write_atomically
-from sparkwright.upstream.evidence import propose
+from sparkwright.upstream.evidence import propose_lock
 
 _NAMED = 5  # faults of kernels in one reason
 # These are not about one target: the next one would meet them too.
@@ -131,8 +131,8 @@ def lock_of(job: Job, target: UpstreamTarget, *, history: str = "") -> tuple[Loc
     if target.kind == "release":
         if target.version == job.spec.lock.release.version:
             return job.spec.lock, text
-        bumped = propose(job.access, text, target.version)
-        return bumped.lock, bumped.text
+        lock = propose_lock(job.access, job.spec.lock, target.version)
+        return lock, rewrite(text, lock).text
     pinned = functools.partial(pin_of, job.checkout, job.access, target.commit, source=history or "git")
     try:
         lock = pinned()

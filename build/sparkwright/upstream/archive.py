@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import os
 import posixpath
 import tarfile
 import zlib
@@ -55,7 +54,7 @@ def read_sdist(path: Path) -> Iterator[ArchiveEntry]:
 
     Raises:
         ArchiveError: it is damaged, absurdly large, or holds an entry that is not a plain file,
-            folder or inward link with a name that is safe everywhere.
+            folder or inward symbolic link with a name that is safe everywhere.
     """
     tree = _Tree(path.name)
     with (
@@ -114,10 +113,9 @@ class _Tree:
     name: str
     top: str | None = None
     total: int = 0
-    files: dict[str, str] = field(default_factory=dict)
+    files: set[str] = field(default_factory=set)
     folders: set[str] = field(default_factory=set)
     links: dict[str, str] = field(default_factory=dict)
-    sizes: dict[str, int] = field(default_factory=dict)
 
     def inside(self, member: str) -> str:
         """Return the path of *member* below the top folder, checked; empty for the top folder itself."""
@@ -137,9 +135,9 @@ class _Tree:
         if path := self.inside(member):
             self._enter(path)
 
-    def place_file(self, member: str, mode: str, size: int = 0) -> str:
+    def place_file(self, member: str, size: int = 0) -> str:
         path = self.inside(member)
-        self.total += size  # a hard link repeats what it leads to
+        self.total += size
         if size > MAX_FILE_BYTES:
             raise _refused(self.name, f"{member!r} has {size} bytes, more than {MAX_FILE_BYTES}")
         if self.total > MAX_TOTAL_BYTES:
@@ -149,8 +147,7 @@ class _Tree:
         if path in self.files or path in self.folders:
             raise _refused(self.name, f"the path {member!r} is there twice")
         self._enter(posixpath.dirname(path))
-        self.files[path] = mode
-        self.sizes[path] = size
+        self.files.add(path)
         return path
 
     def _enter(self, folder: str) -> None:
@@ -163,20 +160,16 @@ class _Tree:
 
 def _entry(tar: tarfile.TarFile, member: tarfile.TarInfo, tree: _Tree) -> ArchiveEntry:
     if member.issym():
-        path = tree.place_file(member.name, SYMLINK)
+        path = tree.place_file(member.name)
         tree.links[path] = member.linkname
         return ArchiveEntry(path, SYMLINK, _inward_target(path, member.linkname, tree.name).encode())
-    if member.islnk():
-        original = tree.inside(member.linkname)
-        mode = tree.files.get(original)
-        if mode is None or mode == SYMLINK:
-            raise _refused(tree.name, f"the hard link {member.name!r} leads to no earlier file of it")
-        path = tree.place_file(member.name, mode, tree.sizes[original])
-        return ArchiveEntry(path, mode, _data(tar, member))
     if member.type not in {tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE} or member.issparse():
-        raise _refused(tree.name, f"{member.name!r} is no file, folder or link (type {member.type!r})")
-    mode = EXECUTABLE if member.mode & 0o100 else REGULAR
-    return ArchiveEntry(tree.place_file(member.name, mode, member.size), mode, _data(tar, member))
+        why = f"{member.name!r} is no file, folder or symbolic link (type {member.type!r})"
+        raise _refused(tree.name, why)
+    path = tree.place_file(member.name, member.size)
+    stream = tar.extractfile(member)
+    assert stream is not None  # noqa: S101 - tarfile gives one for every file
+    return ArchiveEntry(path, EXECUTABLE if member.mode & 0o100 else REGULAR, stream.read())
 
 
 def _inward_target(path: str, target: str, name: str) -> str:
@@ -192,40 +185,20 @@ def _outside(name: str, path: str, target: str) -> ArchiveError:
     return _refused(name, f"the link {path!r} leads to {target!r}, outside its tree")
 
 
-def _data(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:
-    stream = tar.extractfile(member)
-    assert stream is not None  # noqa: S101 - tarfile gives one for every file and hard link
-    with stream:
-        return stream.read()
-
-
 class _Unpacked(gzip.GzipFile):
-    """The unpacked stream, which refuses to grow past the limits, whatever its headers say.
-
-    Going back, as a hard link makes `tarfile` do, unpacks everything before it once more, and counts.
-    """
+    """The unpacked stream, which refuses to grow past the limits, whatever its headers say."""
 
     def __init__(self, raw: IO[bytes], name: str) -> None:
         super().__init__(fileobj=raw, mode="rb")
         self._archive = name
-        self._repeated = 0
 
     def read(self, size: int | None = -1) -> bytes:
         if size is not None and size > MAX_FILE_BYTES:
             raise _refused(self._archive, f"a header asks for {size} bytes at once")
         data = super().read(size)
-        self._limit(self.tell())
+        if self.tell() > MAX_TOTAL_BYTES:
+            raise _refused(self._archive, f"it unpacks to more than {MAX_TOTAL_BYTES} bytes")
         return data
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        if whence == os.SEEK_SET:  # `tell` is a seek by nothing from here
-            self._repeated += offset if offset < self.tell() else 0
-            self._limit(offset)
-        return super().seek(offset, whence)
-
-    def _limit(self, position: int) -> None:
-        if self._repeated + position > MAX_TOTAL_BYTES:
-            raise _refused(self._archive, f"reading it means to unpack more than {MAX_TOTAL_BYTES} bytes")
 
 
 def _expect_end(stream: _Unpacked, offset: int, name: str) -> None:

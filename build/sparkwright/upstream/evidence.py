@@ -11,13 +11,12 @@ from pathlib import Path
 
 from msgspec import structs
 
-from sparkwright.base.config import parse_toml
 from sparkwright.base.errors import FetchError, UnknownNameError, WheelError
 from sparkwright.base.events import emit
 from sparkwright.git.remotes import list_remote
-from sparkwright.lock.bump import Bumped, rewrite, successor
+from sparkwright.lock.bump import successor
 from sparkwright.lock.check import CudaEvidence
-from sparkwright.lock.model import LOCK_FORMAT, Artifact, Lock, Package
+from sparkwright.lock.model import Artifact, Lock, Package
 from sparkwright.lock.statements import (
     VERSION_FILE,
     ReleaseEvidence,
@@ -128,12 +127,6 @@ def _with_origin(access: Access, wheel: Artifact, sdist_commit: str | None) -> A
     except (zipfile.BadZipFile, KeyError, ValueError) as error:
         raise WheelError(f"{wheel.filename} could not be read", because=str(error).strip("'\"")) from error
     return structs.replace(wheel, built_from=commit) if is_other_commit(commit, sdist_commit) else wheel
-
-
-def propose(access: Access, text: str, version: str) -> Bumped:
-    """Return the lock *text* moved to the release *version*; see `propose_lock`."""
-    old = parse_toml(text.encode(), Lock, newest_format=LOCK_FORMAT, name="upstream.lock")
-    return rewrite(text, propose_lock(access, old, version))
 
 
 def read_wheel(path: Path, file: Artifact) -> WheelEvidence:

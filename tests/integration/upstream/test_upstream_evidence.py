@@ -11,9 +11,10 @@ from upstream_kit import git, make_access, make_upstream
 
 from sparkwright.base.errors import DigestError, FetchError, NotInStoreError, UnknownNameError, WheelError
 from sparkwright.base.events import subscribe
+from sparkwright.lock.bump import rewrite
 from sparkwright.lock.check import check
 from sparkwright.upstream import evidence as evidence_module
-from sparkwright.upstream.evidence import gather, propose, propose_lock, read_wheel
+from sparkwright.upstream.evidence import gather, propose_lock, read_wheel
 from sparkwright.upstream.source import open_source
 
 TEXT = """\
@@ -167,7 +168,7 @@ def successor(index):
 
 
 def test_a_bumped_lock_passes_its_check(access, lock, successor, unverified):
-    bumped = propose(access, as_text(lock), "1.3.0")
+    bumped = rewrite(as_text(lock), propose_lock(access, lock, "1.3.0"))
     assert check(bumped.lock, gather(access, bumped.lock)) == []
     assert bumped.lock.wheels == successor.wheels
     assert bumped.lock.release.commit == NEXT[:9]
@@ -181,7 +182,7 @@ def test_a_bump_takes_the_full_commit_from_the_tag(access, lock, upstream, index
     git(upstream, "tag", "v1.3.0")
     for name, data in make_release("1.3.0", head).files.items():
         index.add(name, data)
-    bumped = propose(access, as_text(lock), "1.3.0")
+    bumped = rewrite(as_text(lock), propose_lock(access, lock, "1.3.0"))
     assert bumped.lock.release.commit == head
     assert bumped.notes == ()
 
@@ -190,12 +191,12 @@ def test_a_bump_needs_exactly_one_file_of_each_kind(access, lock, successor, ind
     extra = "vllm-1.3.0-cp39-abi3-manylinux_2_28_aarch64.whl"
     index.add(extra, make_wheel("aarch64", "1.3.0"))
     with pytest.raises(FetchError, match="not one aarch64") as caught:
-        propose(access, as_text(lock), "1.3.0")
+        propose_lock(access, lock, "1.3.0")
     assert extra in caught.value.because
     del index.files[extra]
     del index.files[successor.wheels["x86_64"].filename]
     with pytest.raises(FetchError, match="not one x86_64"):
-        propose(access, as_text(lock), "1.3.0")
+        propose_lock(access, lock, "1.3.0")
 
 
 def without(member: str) -> bytes:

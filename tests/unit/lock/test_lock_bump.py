@@ -89,7 +89,6 @@ def test_new_values_stand_where_the_old_ones_stood():
     for change in bumped.changes:
         expected = expected.replace(str(change.old), str(change.new))
     assert bumped.text == expected
-    assert any("2.13.0" in note for note in bumped.notes)
 
 
 def test_sources_come_last_go_with_their_comments_and_are_noted():
@@ -102,7 +101,7 @@ def test_sources_come_last_go_with_their_comments_and_are_noted():
     assert "# Headers only." in bumped.text
     assert 'ref = "v4.4.2"  # tag' in bumped.text
     assert "New with this release" in bumped.text.split("[sources.duck]")[1]
-    assert [note.split()[0] for note in bumped.notes] == ["sources.quack", "sources.duck", "sources.cutlass"]
+    assert [note.split()[0] for note in bumped.notes] == ["sources.duck"]
     assert tomlkit.parse(bumped.text)["sources"]["duck"]["override"] == "DUCK_SRC_DIR"
 
 

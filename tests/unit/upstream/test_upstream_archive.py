@@ -30,10 +30,6 @@ def link(name, target):
     return special(name, tarfile.SYMTYPE, target)
 
 
-def hard_link(name, target):
-    return special(name, tarfile.LNKTYPE, target)
-
-
 def folder(name):
     return special(name, tarfile.DIRTYPE)
 
@@ -65,7 +61,6 @@ def test_reads_files_with_the_top_folder_stripped(write):
         file("vllm-1.0/tools/grüße.txt", b""),
         file("vllm-1.0/" + "long/" * 60 + "name.py", b"long"),
         link("vllm-1.0/docs/setup", "../setup.py"),
-        hard_link("vllm-1.0/again.sh", "vllm-1.0/tools/run.sh"),
         file("vllm-1.0/.gitignore", b"*.pyc"),
         file("vllm-1.0/.github/ci.yml", b"on: push"),
         format=tarfile.PAX_FORMAT,
@@ -76,7 +71,6 @@ def test_reads_files_with_the_top_folder_stripped(write):
         ArchiveEntry("tools/grüße.txt", "100644", b""),
         ArchiveEntry("long/" * 60 + "name.py", "100644", b"long"),
         ArchiveEntry("docs/setup", "120000", b"../setup.py"),
-        ArchiveEntry("again.sh", "100755", b"#!/bin/sh"),
         ArchiveEntry(".gitignore", "100644", b"*.pyc"),
         ArchiveEntry(".github/ci.yml", "100644", b"on: push"),
     ]
@@ -108,13 +102,10 @@ HARMFUL = {
         [link("v/d/l1", ".."), link("v/d/l2", "l1/.."), link("v/d/evil.py", "l2/etc/passwd")],
         "outside its tree",
     ),
-    "hard-link-outside": ([hard_link("v/a", "/etc/passwd")], "not safe"),
-    "hard-link-upwards": ([hard_link("v/a", "v/../../x")], "not safe"),
-    "hard-link-to-nothing": ([hard_link("v/a", "v/missing")], "no earlier file"),
-    "hard-link-to-link": ([link("v/l", "good.py"), hard_link("v/a", "v/l")], "no earlier file"),
-    "fifo": ([special("v/f", tarfile.FIFOTYPE)], "no file, folder or link"),
-    "character-device": ([special("v/f", tarfile.CHRTYPE)], "no file, folder or link"),
-    "block-device": ([special("v/f", tarfile.BLKTYPE)], "no file, folder or link"),
+    "hard-link": ([special("v/a", tarfile.LNKTYPE, "v/good.py")], "no file, folder or symbolic link"),
+    "fifo": ([special("v/f", tarfile.FIFOTYPE)], "no file, folder or symbolic link"),
+    "character-device": ([special("v/f", tarfile.CHRTYPE)], "no file, folder or symbolic link"),
+    "block-device": ([special("v/f", tarfile.BLKTYPE)], "no file, folder or symbolic link"),
     "twice": ([file("v/good.py", b"other")], "twice"),
     "file-over-folder": ([file("v/d/x"), file("v/d")], "twice"),
     "below-a-file": ([file("v/good.py/x")], "both a file and a folder"),
@@ -148,28 +139,6 @@ def test_refuses_absurd_sizes(write, monkeypatch, limit, value, why):
     with pytest.raises(ArchiveError) as caught:
         list(read_sdist(path))
     assert why in caught.value.because
-
-
-def test_hard_links_cannot_make_it_unpack_the_same_again_and_again(write, monkeypatch):
-    monkeypatch.setattr(archive, "MAX_TOTAL_BYTES", 1_000_000)
-    before, target = file("v/before", bytes(60_000)), file("v/target", b"data")
-    links = [hard_link(f"v/link{number}", "v/target") for number in range(40)]
-    assert len(list(read_sdist(write(before, target, *links[:4])))) == 6
-    with pytest.raises(ArchiveError) as caught:
-        list(read_sdist(write(before, target, *links)))
-    assert "unpack more" in caught.value.because
-
-
-def test_hard_links_count_by_what_they_repeat(write, monkeypatch):
-    """A small archive may not fill the memory of who reads it."""
-    monkeypatch.setattr(archive, "MAX_TOTAL_BYTES", 10_000_000)
-    links = [hard_link(f"v/link{number}", "v/target") for number in range(12)]
-    bomb = write(file("v/target", bytes(1_000_000)), *links)
-    assert bomb.stat().st_size < 20_000
-    with pytest.raises(ArchiveError) as caught:
-        list(read_sdist(bomb))
-    assert "more than 10000000 bytes" in caught.value.because
-    assert len(list(read_sdist(write(file("v/target", bytes(1_000_000)), *links[:4])))) == 5
 
 
 def test_links_that_stay_inside_through_one_another_are_fine(write):
@@ -231,7 +200,7 @@ def test_sparse_files_in_disguise_are_refused(write):
     path = write(GOOD, file("v/sparse", pax_headers=holes), format=tarfile.PAX_FORMAT)
     with pytest.raises(ArchiveError) as caught:
         list(read_sdist(path))
-    assert "no file, folder or link" in caught.value.because
+    assert "no file, folder or symbolic link" in caught.value.because
 
 
 HEALTHY = tar_bytes([file("v/a", b"a" * 3000), file("v/b", b"b" * 3000)])
