@@ -233,7 +233,8 @@ def runtime(
     """
     checkout = session.checkout
     dist = dist_folder(checkout.root)
-    told = {}
+    described: dict[str, object] = {}
+    parts: list[Part] = []
     for machine in machines or tuple(sorted(checkout.lock.wheels)):
         specs = present_specs(checkout.root, machine)
         wheel = built_wheel(dist, machine, (checkout.series,), specs).wheel
@@ -249,14 +250,17 @@ def runtime(
         if not dry_run:
             text = format_runtime(runtime, release=checkout.lock.release.version, machine=machine)
             write_atomically(path, text.encode())
-        told[path] = (before, runtime)
-    parts: list[Part] = []
-    for path, (before, runtime) in told.items():
-        if before is not None and (changes := _changes(before, runtime)):
-            parts.append(Table(("package", "old", "new"), changes))
+        changes, columns = _changes(before, runtime), ("name", "old", "new")
+        described[str(path)] = {
+            "packages": len(runtime.packages),
+            "sha256": runtime.digest,
+            "changes": [dict(zip(columns, change, strict=True)) for change in changes],
+        }
+        if before is not None and changes:
+            parts.append(Table(columns, changes))
         parts.append(f"{'would write' if dry_run else 'wrote'}    {path}")
         parts.append(("packages", f"{len(runtime.packages)}, sha256 {runtime.digest}"))
-    return Result({str(path): _described_runtime(*pair) for path, pair in told.items()}, parts)
+    return Result(described, parts)
 
 
 def _versions(runtime: LockedRuntime | None) -> dict[str, str]:
@@ -274,8 +278,3 @@ def _changes(before: LockedRuntime | None, after: LockedRuntime) -> list[tuple[s
         for name in sorted(old.keys() | new.keys())
         if old.get(name) != new.get(name)
     ]
-
-
-def _described_runtime(before: LockedRuntime | None, after: LockedRuntime) -> dict[str, object]:
-    changes = [dict(zip(("name", "old", "new"), change, strict=True)) for change in _changes(before, after)]
-    return {"packages": len(after.packages), "sha256": after.digest, "changes": changes}

@@ -12,9 +12,17 @@ from typing import Any
 import click
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
-from sparkwright.cli.command import Command, Result, takes
-from sparkwright.cli.options import FOLDER_TYPE, NAMES, NUMBERS, UNLOCKED, machines_option, require_libraries
-from sparkwright.cli.output import crashes_kept, showing_events
+from sparkwright.cli.command import Command, Result
+from sparkwright.cli.options import (
+    FOLDER_TYPE,
+    NAMES,
+    NUMBERS,
+    UNLOCKED,
+    machines_option,
+    reading_options,
+    require_libraries,
+)
+from sparkwright.cli.output import crashes_kept
 from sparkwright.cli.verify import (
     DEFAULT_RECIPE,
     FAULTS,
@@ -83,7 +91,7 @@ _TAKEN = {
 @SEED
 @OUT
 @RESUME
-@takes("offline", "quiet", "as_json")
+@reading_options
 @click.pass_context
 def compare_command(
     context: click.Context,
@@ -99,8 +107,6 @@ def compare_command(
     only_plan: bool,
     out: Path | None,
     resume: Path | None,
-    quiet: bool,
-    as_json: bool,
     **asked: Any,
 ) -> Result:
     """Compare AFTER with BEFORE: two finished runs, two wheels, or two recipes; or settings of one recipe.
@@ -117,24 +123,23 @@ def compare_command(
     kind = "" if resume else _compared(before, after, vary)
     if kind:
         refuse_stated(context, f"an option does not go with a comparison of {kind}", _TAKEN[kind])
-    with showing_events(quiet=quiet or as_json):
-        if kind == "finished runs":
-            old, new = (
-                [Path(one) for one in (side, *also) if one]
-                for side, also in ((before, also_before), (after, also_after))
-            )
-            return shown(_runs(old, new, report_folder(out, "compare")))
-        if resume is not None:
-            options = recorded_options(context, resume, {**asked, "url": ""}, "")
-        else:
-            options = _options_of(kind, str(before), after, vary, asked)
-        plan = plan_of(options)
-        if only_plan:
-            return shown_plan(plan)
-        results = execute(
-            plan, out=out, resume=resume, cluster=cluster, offline=offline,
-            refusal=partial(_refusal, offline=offline),
-        )  # fmt: skip
+    if kind == "finished runs":
+        old, new = (
+            [Path(one) for one in (side, *also) if one]
+            for side, also in ((before, also_before), (after, also_after))
+        )
+        return shown(_runs(old, new, report_folder(out, "compare")))
+    if resume is not None:
+        options = recorded_options(context, resume, {**asked, "url": ""}, "")
+    else:
+        options = _options_of(kind, str(before), after, vary, asked)
+    plan = plan_of(options)
+    if only_plan:
+        return shown_plan(plan)
+    results = execute(
+        plan, out=out, resume=resume, cluster=cluster, offline=offline,
+        refusal=partial(_refusal, offline=offline),
+    )  # fmt: skip
     return shown(results)
 
 
@@ -237,22 +242,16 @@ def _options_of(
 @click.option("--tasks", type=NAMES, required=True, help="Tasks of lm-evaluation-harness.")
 @click.option("--chat", is_flag=True, help="Send chats, in the model's template, instead of raw prompts.")
 @click.option("--concurrency", type=click.IntRange(min=1), default=8, show_default=True)
-@click.option(
-    "--before",
-    type=FOLDER_TYPE,
-    help="Folder of an earlier evaluation, to compare question by question.",
-)
+@click.option("--before", type=FOLDER_TYPE, help="An earlier evaluation, to compare question by question.")
 @click.option("--python", default="", help="An interpreter that has lm-evaluation-harness.")
 @OUT
-@takes("offline", "quiet", "as_json")
+@reading_options
 def eval_command(
     *,
     url: str,
     model: str,
     before: Path | None,
     out: Path | None,
-    quiet: bool,
-    as_json: bool,
     **asked: Any,
 ) -> Result:
     """Evaluate tasks with the server at --url, by lm-evaluation-harness.
@@ -270,11 +269,10 @@ def eval_command(
         async with open_session(endpoint) as session:
             return (await check_endpoint(session, endpoint, Deadlines())).model
 
-    with showing_events(quiet=quiet or as_json):
-        earlier = read_scores(before) if before is not None else ()
-        root = url.rstrip("/").removesuffix("/v1").rstrip("/")
-        request = EvalRequest(root, asyncio.run(served()), api_key=key, **asked)
-        folder = report_folder(out, f"{VerifyOptions(url=url).title}-eval")
-        scores = evaluate(request, folder, default_home() / "evaluation")
-        results = write_report(evaluation_run(request, scores, earlier), folder)
+    earlier = read_scores(before) if before is not None else ()
+    root = url.rstrip("/").removesuffix("/v1").rstrip("/")
+    request = EvalRequest(root, asyncio.run(served()), api_key=key, **asked)
+    folder = report_folder(out, f"{VerifyOptions(url=url).title}-eval")
+    scores = evaluate(request, folder, default_home() / "evaluation")
+    results = write_report(evaluation_run(request, scores, earlier), folder)
     return shown(results)
