@@ -61,11 +61,7 @@ class JournalFile:
         return whole
 
     def append(self, line: bytes) -> None:
-        """Append *line*, which has no newline; it is on the disk when this returns.
-
-        Raises:
-            StorageError: it could not be written; the file is as it was before.
-        """
+        """Append *line*, which has no newline; it is on the disk when this returns."""
         with self._writing():
             end = os.lseek(self._file, 0, os.SEEK_END)
             left = memoryview(line + b"\n")

@@ -31,12 +31,7 @@ _MARKERS = (b"<<<<<<< ", b">>>>>>> ")
 
 
 def write_tree(repository: Repository, tree: str, folder: Path) -> None:
-    """Write *tree* into *folder*, for a person to edit.
-
-    Raises:
-        ConfigError: the folder exists and is not empty, or is no folder.
-        ArchiveError: a symbolic link of the tree leads out of it.
-    """
+    """Write *tree* into *folder*, for a person to edit."""
     folder = folder.absolute()
     if folder.exists() and not folder.is_dir():
         raise ConfigError(
@@ -61,11 +56,6 @@ def diff_folder(repository: Repository, tree: str, folder: Path) -> bytes:
     """Return what *folder* changes in *tree*, as a ``-U0 --full-index`` patch; empty when nothing.
 
     Left-overs of tools and editors are not taken, and warned of, as are other line ends.
-
-    Raises:
-        ConfigError: the folder does not exist, does not look like that tree, or is of another release.
-        PatchError: a file still has conflict markers, a symbolic link or a file's mode changed, or something
-            is no file.
     """
     if not folder.is_dir():
         raise ConfigError(

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,12 +46,7 @@ class Draft:
 
 
 def create_own(root: Path, draft: Draft, lock: Lock, patch: bytes) -> Carry:
-    """Write a new carry of our own with one revision, against the pin.
-
-    Raises:
-        ConfigError: a carry of that name exists, or the draft is not valid.
-        PatchError: the patch is not one that we take.
-    """
+    """Write a new carry of our own with one revision, against the pin."""
     changed = parse_patch(patch, name=draft.name).files
     release, sdist = lock.release.version, lock.required_sdist()
     revision = {"release": release, "sdist-sha256": sdist.sha256, "patch": f"{release}.patch"}
@@ -60,11 +56,7 @@ def create_own(root: Path, draft: Draft, lock: Lock, patch: bytes) -> Carry:
 
 
 def create_pull(root: Path, draft: Draft, pull: ResolvedPull, paths: Sequence[str]) -> Carry:
-    """Write a new carry that is a pull request which changes *paths*, pinned by head and base.
-
-    Raises:
-        ConfigError: a carry of that name exists, or the draft is not valid.
-    """
+    """Write a new carry that is a pull request which changes *paths*, pinned by head and base."""
     upstream = {
         "pull": pull.pin.number,
         "author": pull.author,
@@ -142,46 +134,24 @@ def _create(
 
 
 def add_revision(carry: Carry, lock: Lock, patch: bytes) -> Carry:
-    """Record *patch* as the carry's revision against the pin, replacing one for the same release.
-
-    Raises:
-        PatchError: the patch is not one that we take; nothing is written then.
-    """
-    import tomlkit
-
+    """Record *patch* as the carry's revision against the pin, replacing one for the same release."""
     parse_patch(patch, name=carry.name)
-    release = lock.release.version
-    path = carry.folder / "carry.toml"
-    document = tomlkit.parse(path.read_text(encoding="utf-8"))
-    name = f"{release}.patch"
-    sdist = lock.required_sdist()
-    entry: dict[str, Any] = {"release": release, "sdist-sha256": sdist.sha256, "patch": name}
-    revisions: Any = document["revision"]
-    for existing in revisions:
-        if existing["release"] == release:
-            name = entry["patch"] = existing["patch"]
-            existing.update(entry)
-            break
-    else:
-        table = tomlkit.table()
-        table.update(entry)
-        revisions.append(table)
-    with storing(f"writing {carry.folder}"):
+    with _edited(carry) as document:
+        release, revisions = lock.release.version, document["revision"]
+        table = next((one for one in revisions if one["release"] == release), None)
+        name = f"{release}.patch" if table is None else str(table["patch"])
+        if table is None:
+            revisions.append({})
+            table = revisions[-1]
+        table.update({"release": release, "sdist-sha256": lock.required_sdist().sha256, "patch": name})
         write_atomically(carry.folder / name, patch)
-        write_atomically(path, tomlkit.dumps(document).encode())
     return load_carry(carry.folder)
 
 
 def repin(carry: Carry, pull: ResolvedPull) -> Carry:
     """Pin the pull request of *carry* at what it is now."""
-    import tomlkit
-
-    path = carry.folder / "carry.toml"
-    document = tomlkit.parse(path.read_text(encoding="utf-8"))
-    table: Any = document["pull"]
-    table["head"], table["base"] = pull.pin.head, pull.pin.base
-    with storing(f"writing {carry.folder}"):
-        write_atomically(path, tomlkit.dumps(document).encode())
+    with _edited(carry) as document:
+        document["pull"].update({"head": pull.pin.head, "base": pull.pin.base})
     return load_carry(carry.folder)
 
 
@@ -189,15 +159,22 @@ def declare_superseded(carry: Carry, *, releases: str, by: str, because: str) ->
     """Record that *releases* have an answer of their own to the defect of *carry*."""
     import tomlkit
 
+    with _edited(carry) as document:
+        entries = document.setdefault("superseded", tomlkit.aot())
+        entries.append({"releases": releases, "by": by, "because": because})
+    return load_carry(carry.folder)
+
+
+@contextlib.contextmanager
+def _edited(carry: Carry) -> Iterator[Any]:
+    """Give the document of ``carry.toml``, and write it after the block; comments stay."""
+    import tomlkit
+
     path = carry.folder / "carry.toml"
     document = tomlkit.parse(path.read_text(encoding="utf-8"))
-    table = tomlkit.table()
-    table.update({"releases": releases, "by": by, "because": because})
-    entries: Any = document.setdefault("superseded", tomlkit.aot())
-    entries.append(table)
     with storing(f"writing {carry.folder}"):
+        yield document
         write_atomically(path, tomlkit.dumps(document).encode())
-    return load_carry(carry.folder)
 
 
 # A carry from a pull request ----------------------------------------------------------------------
@@ -259,10 +236,6 @@ def resolve_pull(store: Store, address: str, number: int, *, branch: str = "") -
     History alone is fetched, into a scratch repository, so that the store keeps no half objects.
 
     *branch* is a branch, a tag or a commit; the default branch if empty.
-
-    Raises:
-        FetchError: the remote does not answer, or has no such pull request or branch.
-        RefError: *branch* is not well formed.
     """
     shown = branch or "the default branch"
     with store.scratch() as scratch:

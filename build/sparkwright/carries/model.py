@@ -232,12 +232,7 @@ class Carry:
         return {}
 
     def patch(self, revision: Revision) -> Patch:
-        """Return the parsed patch of *revision*.
-
-        Raises:
-            ConfigError: the file is missing.
-            PatchError: it is not a patch that we accept.
-        """
+        """Return the parsed patch of *revision*."""
         if revision.patch not in self._patches:
             text = self._patch_text(revision)
             self._patches[revision.patch] = parse_patch(text, name=f"{self.name}/{revision.patch}")
@@ -261,11 +256,7 @@ class Carry:
             raise ConfigError(f"{path} could not be read", because="it does not exist") from error
 
     def patch_sha256(self, revision: Revision) -> str:
-        """Return the SHA-256 of the patch file of *revision*, 64 hex digits.
-
-        Raises:
-            ConfigError: the file is missing.
-        """
+        """Return the SHA-256 of the patch file of *revision*, 64 hex digits."""
         return sha256_bytes(self._patch_text(revision))
 
     def content_id(self, version: str) -> str:

@@ -178,12 +178,7 @@ def patchset_names(folder: Path) -> list[str]:
 
 
 def load_patchset(folder: Path, name: str) -> Patchset:
-    """Return the patchset in *folder* whose file is called *name*.
-
-    Raises:
-        UnknownNameError: there is none.
-        ConfigError: it is malformed, or names a carry twice.
-    """
+    """Return the patchset in *folder* whose file is called *name*."""
     path = folder / f"{name}.toml"
     known = patchset_names(folder)
     if name not in known:
@@ -204,11 +199,6 @@ def make_build_spec(root: Path, lock: Lock, patchset: str, *, arch: str | None =
     """Return the build spec of *lock* and the patchset in the file *patchset*, from the checkout at *root*.
 
     *arch* is `None` where upstream's kernels are taken.
-
-    Raises:
-        UnknownNameError: the patchset, one of its carries or a carry's source does not exist.
-        DependencyOrderError: the carries' requirements do not hold.
-        ConfigError: kernels are to be compiled, and the lock does not name the compilers.
     """
     chosen = load_patchset(root / "patchsets", patchset)
     known = load_carries(root / "carries")
@@ -272,12 +262,7 @@ def with_carry(text: str, name: str, point: BuildSpec) -> str:
 
 
 def check_order(carries: Sequence[Carry], known: dict[str, Carry]) -> None:
-    """Check that every carry comes after what it requires.
-
-    Raises:
-        DependencyOrderError: requirements form a cycle, are not in the patchset, or come later.
-        UnknownNameError: a required carry does not exist.
-    """
+    """Check that every carry comes after what it requires."""
     _refuse_cycles(carries, known)
     seen: set[str] = set()
     names = {carry.name for carry in carries}

@@ -133,12 +133,7 @@ class ProjectClone:
                 return base
 
     def push(self, name: str, remote: str, *, key: str) -> None:
-        """Push the branch *name* to *remote*, in place of one that this tool pushed before; see `own_base`.
-
-        Raises:
-            NeedsPersonError: the remote's branch has a commit of another writer.
-            ProcessError: git failed, or the remote's branch moved meanwhile.
-        """
+        """Push the branch *name* to *remote*, in place of one that this tool pushed; see `own_base`."""
         tip, ref = self.branch(name), f"{_BRANCHES}{check_ref(name)}"
         if tip is None or remote.startswith("-"):
             raise RefError(

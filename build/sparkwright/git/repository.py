@@ -88,11 +88,7 @@ ATTRIBUTES = (
 
 
 def open_repository(path: Path) -> Repository:
-    """Return the repository at *path*, made when missing.
-
-    Raises:
-        ToolError: git is absent, or older than 2.38, the first with ``merge-tree --write-tree``.
-    """
+    """Return the repository at *path*, made when missing."""
     repository = Repository(path)
     ready, attributes = path / "sparkwright-ready", path / "info" / "attributes"
     if ready.is_file() and _holds(attributes, ATTRIBUTES):
@@ -305,11 +301,7 @@ class ObjectReader:
         return data
 
     def write(self, kind: str, data: bytes) -> str:
-        """Write an object of *kind*; returns its id.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
-        """
+        """Write an object of *kind*; returns its id."""
         from gitdb import IStream  # noqa: TID251
 
         with storing("writing to the repository"):
@@ -360,11 +352,9 @@ class ObjectReader:
             if left and right and left.mode == right.mode == FOLDER:
                 yield from self.compare(left.blob, right.blob, f"{path}/")
                 continue
-            if left and right and FOLDER not in {left.mode, right.mode}:
-                yield path, left, right
-                continue
-            yield from ((found, entry, None) for found, entry in self._below(left, path))
-            yield from ((found, None, entry) for found, entry in self._below(right, path))
+            old_files, new_files = dict(self._below(left, path)), dict(self._below(right, path))
+            for found in sorted({*old_files, *new_files}):
+                yield found, old_files.get(found), new_files.get(found)
 
     def _below(self, entry: TreeEntry | None, path: str) -> Iterator[tuple[str, TreeEntry]]:
         if entry is None:

@@ -54,10 +54,6 @@ def begin_again(store: Store, repository: Repository, run: ActiveRun, why: str) 
     """Discard the store's repository, which is damaged; *why* says how. Opening it again begins an empty one.
 
     A run that has read of it would go on to write into the next one, trees whose parts are only in this one.
-
-    Raises:
-        ProcessError: another run than *run* uses it.
-        StorageError: the disk cannot be written.
     """
     path = repository.path
     with store.scratch() as trash, no_new_runs(store.runs):

@@ -97,9 +97,6 @@ def check_out(repository: Repository, tree: str, folder: Path, *, under: str = "
     """Write the files of *tree* into the empty *folder*.
 
     With *under*, only that folder of the tree is written, at its place.
-
-    Raises:
-        ArchiveError: a symbolic link in the tree leads out of it.
     """
     check_object_id(tree)
     _refuse_outward_links(repository, tree)

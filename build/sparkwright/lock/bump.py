@@ -55,11 +55,7 @@ class Bumped:
 
 
 def successor(old: Lock, evidence: ReleaseEvidence, wheels: Mapping[str, Artifact]) -> Lock:
-    """Return the lock of the release or commit that *evidence* is about, at the same git address as *old*.
-
-    Raises:
-        LockMismatchError: the release contradicts itself, or does not state what the lock holds.
-    """
+    """Return the lock of the release or commit that *evidence* is about, at the same git address as *old*."""
     stated = _settled(evidence)
     names = sorted({key.split(".")[1] for key in stated if key.startswith("sources.")})
     fields = ("repository", "ref", "declared-in", "override")
@@ -116,11 +112,7 @@ def bump_command(lock: Lock, copies: Iterable[str] = ()) -> str:
 
 
 def rewrite(text: str, new: Lock) -> Bumped:
-    """Return the lock's *text* with the values of *new*: comments stay, new sources come last.
-
-    Raises:
-        ConfigError: *text* is not a lock.
-    """
+    """Return the lock's *text* with the values of *new*: comments stay, new sources come last."""
     import tomlkit
 
     old = parse_toml(text.encode(), Lock, newest_format=LOCK_FORMAT, name="upstream.lock")

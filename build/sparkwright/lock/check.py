@@ -170,12 +170,7 @@ class CudaEvidence:
 
 
 def require_native(lock: Lock) -> NativePin:
-    """Return the ``[native]`` tables, if they are for the pinned release.
-
-    Raises:
-        ConfigError: there are none.
-        LockMismatchError: they are for another release.
-    """
+    """Return the ``[native]`` tables, if they are for the pinned release."""
     if lock.native is None:
         raise ConfigError(
             "kernels cannot be compiled", because="the lock has no [native] tables",

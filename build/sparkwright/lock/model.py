@@ -214,11 +214,7 @@ class NativePin(Model, frozen=True):
 
 
 def named(table: Mapping[str, T], name: str, kind: str) -> T:
-    """Return the entry *name* of a *table* of the lock.
-
-    Raises:
-        UnknownNameError: there is none.
-    """
+    """Return the entry *name* of a *table* of the lock."""
     try:
         return table[name]
     except KeyError:
@@ -350,11 +346,7 @@ class Lock(Model, frozen=True, kw_only=True, omit_defaults=True):
         return self.sdist
 
     def wheel(self, platform: str) -> Artifact:
-        """Return upstream's wheel for *platform*.
-
-        Raises:
-            UnknownNameError: the lock has none for it.
-        """
+        """Return upstream's wheel for *platform*."""
         try:
             return self.wheels[platform]
         except KeyError:

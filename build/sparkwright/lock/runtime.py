@@ -184,11 +184,7 @@ def _package(line: str, where: str) -> LockedPackage:
 
 
 def runtime_of(resolution: str, machine: str) -> LockedRuntime:
-    """Return the runtime in a resolution in the format of PEP 751 (``pylock.toml``).
-
-    Raises:
-        LockMismatchError: a package has no file for the machine, or one without a digest.
-    """
+    """Return the runtime in a resolution in the format of PEP 751 (``pylock.toml``)."""
     packages = [_locked(entry, machine) for entry in tomllib.loads(resolution)["packages"]]
     return LockedRuntime(tuple(sorted(packages, key=lambda one: (one.name, Version(one.version)))))
 

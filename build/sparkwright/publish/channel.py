@@ -165,10 +165,6 @@ def decode_state(payload: bytes, channel: str, what: str) -> ChannelState:
     """Return the state that *payload*, whose digest was signed, describes.
 
     *what* says where it is from, for errors.
-
-    Raises:
-        NewerFormatError: it was written by a newer sparkwright.
-        SignatureError: it is no state, or one of another channel.
     """
     try:
         value: Any = msgspec.json.decode(payload)
@@ -202,12 +198,7 @@ def channel_names(target: Target) -> list[str]:
 
 
 def history(read: Callable[[str], Stored | None], state: ChannelState) -> Iterator[ChannelState]:
-    """Yield *state* and the generations before it that are kept, each by the digest that its successor names.
-
-    Raises:
-        SignatureError: one is damaged.
-        TamperedError: one was changed.
-    """
+    """Yield *state* and the kept generations before it, each by the digest that its successor names."""
     yield state
     while state.previous:
         path, what = (

@@ -78,11 +78,7 @@ class ChannelPolicies(Model, frozen=True):
 
 
 def load_policies(path: Path) -> dict[str, ChannelPolicy]:
-    """Return the policies by channel in the file at *path*.
-
-    Raises:
-        ConfigError: the file is missing or does not match its format.
-    """
+    """Return the policies by channel in the file at *path*."""
     return load_toml(path, ChannelPolicies, newest_format=_FORMAT).channel
 
 
@@ -174,11 +170,7 @@ def attach(
 
 
 def attach_audit(dist: Path, report: AuditReport | CompanionAudit) -> None:
-    """Attach an audit to its wheel's digest if it passed; what it skipped is stated.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
-    """
+    """Attach an audit to its wheel's digest if it passed; what it skipped is stated."""
     if report.passed and report.kind != "upstream":
         attach(dist, "audit", report.sha256, audit_detail(report.to_json()))
 
@@ -200,9 +192,6 @@ def attach_rehearsal(
 
     Returns:
         the names of these wheels.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
     """
     kind: EvidenceKind = "rehearsal" if detail["exact"] else "rehearsal-older"
     fitting = {
@@ -219,9 +208,6 @@ def attach_report(dist: Path, signed: SignedReport) -> Path | None:
     """Attach an owner's report of a run that passed to the digest of its wheel, once; `None` for another one.
 
     It is attached as a whole: each promotion verifies the signature, and asks the channel for its keys.
-
-    Raises:
-        StorageError: the disk is full or cannot be written.
     """
     wheel = signed.report.wheel
     if wheel is None or signed.report.verdict != "pass":
@@ -399,11 +385,6 @@ def gather(wheel: Path, channel: str, policy: ChannelPolicy, evidence: Path, pat
     """Return *wheel* with its evidence and runtime, as *policy* requires.
 
     A runtime that lies beside it is taken, else that of its series in *patchsets*.
-
-    Raises:
-        MissingEvidenceError: evidence is missing; the error names the command for each kind.
-        PublishError: the runtime beside the wheel is of another one, or the wheel cannot be published.
-        ConfigError: a runtime does not follow its format.
     """
     file, _ = describe(wheel)
     runtime = _runtime(wheel, file, patchsets)

@@ -128,13 +128,6 @@ def publish(
         folder: folder of the wheels; the pages go to ``simple/`` in it.
         digests: SHA-256 of wheels by file name, if the caller has it; the other wheels are read.
         runtimes: locked runtimes by file name, see `runtimes_in`; each wheel gets its own beside it.
-
-    Raises:
-        PublishError: a wheel is no plain file, its name and metadata disagree,
-            or something that `publish` did not write is in the place of a page.
-        ArchiveError: a wheel cannot be read.
-        WheelError: a file is not named as a wheel is.
-        StorageError: the disk is full or cannot be written.
     """
     wheels = wheels_in(folder)
     _check_wheels(wheels)
@@ -155,11 +148,7 @@ def publish(
 
 
 def runtimes_in(patchsets: Path) -> dict[str, LockedRuntime]:
-    """Return the locked runtimes in a folder of patchsets, by file name.
-
-    Raises:
-        ConfigError: one does not follow its format.
-    """
+    """Return the locked runtimes in a folder of patchsets, by file name."""
     return {path.name: read_runtime(path) for path in sorted(patchsets.glob(f"*{SUFFIX}"))}
 
 
@@ -205,11 +194,6 @@ def describe(wheel: Path, digests: Mapping[str, str] | None = None) -> tuple[Pub
     """Return the index's entry for *wheel*, and its METADATA.
 
     *digests* are SHA-256 of wheels by file name, if the caller has them.
-
-    Raises:
-        PublishError: its name and METADATA disagree.
-        ArchiveError: it cannot be read.
-        WheelError: it is not named as a wheel is.
     """
     name = parse_name(wheel.name)
     with open_archive(wheel) as archive:

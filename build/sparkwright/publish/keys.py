@@ -98,10 +98,6 @@ def read_root(data: bytes, what: str, before: ChannelRoot | None = None) -> Chan
     """Return the root in *data*, signed by keys of its own; trust comes from *before*, or from its digest.
 
     It has to follow *before*, if given; *what* names the file in errors.
-
-    Raises:
-        SignatureError: it is damaged, no root, or not the next version.
-        UntrustedKeyError: it is not signed by keys of its own, or by those of *before*.
     """
     from tuf.api.exceptions import UnsignedMetadataError
     from tuf.api.metadata import Root
@@ -170,9 +166,6 @@ def published_root(home: Path) -> ChannelRoot | None:
     """Return the newest root in *home*, the folder of a channel, each version verified by the one before.
 
     `None` if there is none.
-
-    Raises:
-        SignatureError, UntrustedKeyError: one is damaged, or does not follow.
     """
     root = None
     while (path := home / root_name(root.version + 1 if root else 1)).exists():
@@ -181,13 +174,7 @@ def published_root(home: Path) -> ChannelRoot | None:
 
 
 def load_publisher(home: Path) -> ChannelKeys:
-    """Return what signs the channel whose folder is *home*; key and root are made on first use.
-
-    Raises:
-        SignatureError: others can read the key, or it and the root do not belong together.
-        UntrustedKeyError: it is revoked.
-        StorageError: the disk is full or cannot be written.
-    """
+    """Return what signs the channel whose folder is *home*; key and root are made on first use."""
     with _locked(home):
         root = published_root(home) or _first_root(home)
         keys = {path.stem: path for path in home.glob("*.pem")}
@@ -211,12 +198,7 @@ def load_publisher(home: Path) -> ChannelKeys:
 
 
 def load_report_key(home: Path) -> CryptoSigner:
-    """Return the key in the folder *home* that signs this user's reports and nothing else, made on first use.
-
-    Raises:
-        SignatureError: others can read it, or it is none.
-        StorageError: the disk is full or cannot be written.
-    """
+    """Return the key in *home* that signs this user's reports and nothing else, made on first use."""
     with _locked(home):
         path = home / "key.pem"
         if not path.exists():
@@ -235,11 +217,6 @@ def rotate_key(
         split: move the present key to this file, from where it goes on signing roots and nothing else; the
             new one may sign generations and nothing else.
         roots_key: private key that signs the root in place of the present one, after a split.
-
-    Raises:
-        UntrustedKeyError: the key that is to sign the root may not.
-        PublishError: another file is at *split*, perhaps the key of an earlier split.
-        StorageError: the disk is full or cannot be written.
     """
     before, key, now = published_root(home) or load_publisher(home).root, _new_key(), stamp(datetime.now(UTC))
     (old,) = before.keys("timestamp")
@@ -263,11 +240,7 @@ def rotate_key(
 
 
 def _require_free(split: Path, present: CryptoSigner | None) -> None:
-    """Refuse a file for the key that is split off: one that cannot be made, or has another than *present*.
-
-    Raises:
-        PublishError: it is so.
-    """
+    """Refuse a file for the key that is split off: one that cannot be made, or has another than *present*."""
     if not os.path.lexists(split):
         because = "" if split.absolute().parent.is_dir() else f"{split.parent} is no folder"
     elif split.is_file():

@@ -159,11 +159,7 @@ class SignedReport(Model, frozen=True, dict=True):
 
 
 def sign_report(described: dict[str, Any], key: CryptoSigner) -> SignedReport:
-    """Return the report of what is *described*, signed by *key*.
-
-    Raises:
-        ConfigError: something in it has no place in a report.
-    """
+    """Return the report of what is *described*, signed by *key*."""
     public = str(key.public_key.keyval["public"])
     head = {"kind": "sparkwright-owner-report", "format": 1, "key": public}
     try:
@@ -175,11 +171,7 @@ def sign_report(described: dict[str, Any], key: CryptoSigner) -> SignedReport:
 
 
 def read_report(path: Path) -> SignedReport:
-    """Return the report in the file at *path*, which its own key signed; see `require_signed`.
-
-    Raises:
-        ConfigError: the file is no report.
-    """
+    """Return the report in the file at *path*, which its own key signed; see `require_signed`."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise _no_report(path, "it is no file")

@@ -92,9 +92,6 @@ class HttpMirror:
 
         A wheel may be an asset of a release. Its address is not signed: its bytes are compared with the
         digest, which is.
-
-        Raises:
-            SignatureError: the file that says where is damaged, or names another kind of address.
         """
         own = f"{self.root}/{quote(checked_path(path), safe='/')}"
         record = self.read(path + RECORD) if path.endswith(".whl") else None
@@ -144,12 +141,7 @@ class HttpMirror:
 
 
 def open_mirror(place: str, settings: IndexSettings) -> tuple[Mirror, str]:
-    """Return the copy of a target at *place*, and the channel that it names.
-
-    Raises:
-        ConfigError: it is neither a folder nor an http or https address, or names no channel.
-        NotInStoreError: it is an address, and the network is off.
-    """
+    """Return the copy of a target at *place*, and the channel that it names."""
     try:
         parts = urlsplit(place)
     except ValueError as error:

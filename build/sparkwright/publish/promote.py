@@ -56,11 +56,7 @@ class ChannelPublisher:
     patience_s: float = 300.0
 
     def read(self, channel: str) -> ReadChannel | None:
-        """Return the present generation of *channel*, `None` if there is no such channel yet.
-
-        Raises:
-            SparkwrightError: see `sparkwright.publish.repository.read_channel`.
-        """
+        """Return the present generation of *channel*, `None` if there is no such channel yet."""
         pointer = self.target.read(metadata_path(require_channel_name(channel)))
         place = place_of(self.target, channel)
         if pointer is None:
@@ -104,11 +100,6 @@ class ChannelPublisher:
         """List a wheel in *channel*; nothing is written if it is listed already.
 
         The channel is made when missing; a wheel that is listed without a runtime is listed again.
-
-        Raises:
-            LostRaceError: another publisher changed the channel meanwhile.
-            PublishError: another wheel of its name is listed with other bytes.
-            TamperedError: the wheel was changed meanwhile.
         """
         current, file, wheel, runtime = (
             self.read(channel),
@@ -152,10 +143,6 @@ class ChannelPublisher:
         """Take the content of an earlier generation as a new one, and yank what it lacks.
 
         By default it goes back *to* the one before that whose content is present; readers see the *reason*.
-
-        Raises:
-            UnknownNameError: there is no such generation.
-            LostRaceError: another publisher changed the channel meanwhile.
         """
         current = self.require(channel)
         generations = {state.generation: state for state in self.history(current.state)}
@@ -185,11 +172,7 @@ class ChannelPublisher:
         return self._commit(channel, current, action, (*earlier_files, *taken_back), policy=policy, now=now)
 
     def renew(self, channel: str, policy: ChannelPolicy, now: datetime) -> ChannelState:
-        """Write the same content with a new expiry, signed by the present key.
-
-        Raises:
-            LostRaceError: another publisher changed the channel meanwhile.
-        """
+        """Write the same content with a new expiry, signed by the present key."""
         current = self.require(channel)
         return self._commit(
             channel, current, ChannelAction(kind="renew"), current.state.files, policy=policy, now=now
@@ -198,11 +181,7 @@ class ChannelPublisher:
     def drop(
         self, channel: str, files: Sequence[ListedWheel], policy: ChannelPolicy, now: datetime
     ) -> ChannelState:
-        """Take *files* out of a channel's list; no file is removed.
-
-        Raises:
-            LostRaceError: another publisher changed the channel meanwhile.
-        """
+        """Take *files* out of a channel's list; no file is removed."""
         current = self.require(channel)
         gone = {file.sha256 for file in files}
         kept = tuple(file for file in current.state.files if file.sha256 not in gone)

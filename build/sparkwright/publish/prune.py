@@ -72,14 +72,7 @@ class Pruner:
     now: datetime
 
     def prune(self) -> PruneReport:
-        """Prune the target.
-
-        Raises:
-            LostRaceError: other writers had the lease, or took it over.
-            SignatureError, UntrustedKeyError, TamperedError, ReplayedChannelError: a channel cannot be read;
-                nothing is removed then.
-            UploadError: the target cannot be read or written, or writes nothing conditionally.
-        """
+        """Prune the target."""
         report, target = PruneReport(), self.publisher.target
         channels = channel_names(target)
         if not channels and not target.files("wheels"):

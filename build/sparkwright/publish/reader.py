@@ -56,10 +56,6 @@ def verify_channel(
     """Verify *channel* at *mirror*, and remember its generation.
 
     *wheels* are those that are read, with what is beside them; yanked ones only with ``all``.
-
-    Raises:
-        SparkwrightError: see `sparkwright.publish.repository.read_channel`.
-        TamperedError: a wheel or a file beside it is not what was signed, or a file is of no channel.
     """
     from sparkwright.publish.repository import read_channel  # with tuf, which takes a while to import
 
@@ -199,10 +195,6 @@ def open_channel(
 
     It is of one of *series* if any is given. *place* is the address or folder of a channel, such as
     ``…/channels/stable``.
-
-    Raises:
-        SparkwrightError: see `open_mirror` and `verify_channel`.
-        UnknownNameError: the channel has no such wheel.
     """
     settings = read_settings(offline=offline)
     mirror, channel = open_mirror(place, settings)
@@ -212,12 +204,7 @@ def open_channel(
 
 
 def signed_runtime(mirror: Mirror, file: ListedWheel) -> bytes:
-    """Return the locked runtime of the wheel *file* of a verified channel, with the wheel's digest in it.
-
-    Raises:
-        UnknownNameError: it was promoted without one.
-        TamperedError: it is missing, or its bytes are not those that were signed.
-    """
+    """Return the locked runtime of the wheel *file* of a verified channel, with the wheel's digest in it."""
     if not file.runtime:
         raise UnknownNameError(
             f"{file.filename} has no locked runtime",
@@ -237,9 +224,6 @@ def requirements(mirror: Mirror, file: ListedWheel) -> bytes:
     """Return what pip and uv install *file* of a verified channel by: its address, and digests of everything.
 
     Whatever a mirror serves then, other bytes are refused, and no index is asked for the wheel.
-
-    Raises:
-        UnknownNameError, TamperedError: see `signed_runtime`.
     """
     own, new = f"{file.project}=={file.version} ", f"{file.project} @ {mirror.url(file.path)} "
     return signed_runtime(mirror, file).replace(own.encode(), new.encode(), 1)

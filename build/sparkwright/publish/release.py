@@ -126,11 +126,6 @@ class Forge:
         """Publish the release *tag* of *commit* with *assets*.
 
         Of what an interrupted run sent, the assets that are among *assets* are kept, and others removed.
-
-        Raises:
-            UploadError: the forge cannot be reached, refuses, or stores other bytes.
-            PublishError: the release is published, and lacks one of them or has it with other bytes.
-            LostRaceError: another publisher makes the same release.
         """
         release = self._release(tag, commit)
         present = {one.name: one for one in self._listed(f"releases/{release.id}/assets", _SentAsset)}
@@ -292,10 +287,6 @@ def plan_release(folder: Path, tag: str, forge: Forge, files: Sequence[Path], sc
     """Return what the release *tag* sends: the wheels in *folder* that no release has, and *files*.
 
     Wheels among *files* are of the tool itself; METADATA of each wheel is written to *scratch*.
-
-    Raises:
-        PublishError: a file of that name was released with other bytes, two have one name, or one is
-            too large or has a name that forges change.
     """
     known = {found.file.filename: found for found in released(folder).values()}
     wheels = {path: path.relative_to(folder).as_posix() for path in sorted(folder.glob("wheels/*/*/*.whl"))}

@@ -65,11 +65,6 @@ def add_reports(folder: Path, paths: Iterable[Path], keys: Collection[str]) -> A
 
     One that is refused stops no other. A report of a run that an unverified one claims is added in its place
     if it is itself verified, so that a copy under another key cannot keep it out.
-
-    Raises:
-        TamperedError: a report in the table is not as it was signed.
-        ConfigError: the table cannot be read.
-        StorageError: the disk is full or cannot be written.
     """
     accepted: dict[Path, SignedReport] = {}
     refused: dict[Path, SparkwrightError] = {}

@@ -188,13 +188,7 @@ def read_channel(read: Read, channel: str, trust: Trust, place: str) -> ReadChan
 
 
 def read_unverified(read: Read, channel: str, place: str) -> ReadChannel:
-    """Return the present generation of *channel*; no signature is verified, but every digest.
-
-    Raises:
-        UnknownNameError: there is no such channel.
-        SignatureError: metadata are damaged.
-        TamperedError: a file is missing, or is not what the one before it names.
-    """
+    """Return the present generation of *channel*; no signature is verified, but every digest."""
     files = _Files(read)
     pointer, signed = _require_pointer(files, channel, place)
 

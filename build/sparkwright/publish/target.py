@@ -69,9 +69,6 @@ class Mirror(Protocol):
         """Return SHA-256 and size of the file at *path*, `None` if there is none.
 
         Reading stops after *most* bytes; a longer file has another digest anyway.
-
-        Raises:
-            FetchError, UploadError: see `read`.
         """
 
     def url(self, path: str) -> str:
@@ -117,12 +114,7 @@ class Target(Protocol):
 
 
 def checked_path(path: str) -> str:
-    r"""Return *path* if it is relative, names a file and leads nowhere else.
-
-    Raises:
-        PublishError: it is empty or absolute, or has an empty, ``.`` or ``..`` part, a backslash, or a
-            control character.
-    """
+    r"""Return *path* if it is relative, names a file and leads nowhere else."""
     parts = path.split("/")
     if any(part in {"", ".", ".."} for part in parts) or "\\" in path or not path.isprintable():
         raise PublishError(
@@ -187,11 +179,7 @@ class FolderTarget:
     folder: Path
 
     def read(self, path: str) -> Stored | None:
-        """See `Target.read`.
-
-        Raises:
-            StorageError, UploadError: it is no plain file of the folder, or too large.
-        """
+        """See `Target.read`."""
         with self._open(path) as stream:
             data = stream.read(MOST_BYTES + 1) if stream else None
         if data is None:
@@ -373,11 +361,7 @@ class Lease:
             self._write("")
 
     def require(self) -> None:
-        """Make sure that the lease lasts: half of its time is left after that.
-
-        Raises:
-            LostRaceError: this writer was stopped for so long that another one has it.
-        """
+        """Make sure that the lease lasts: half of its time is left after that."""
         if clock() - self._since > LEASE_LASTS_S / 2:
             self._write(self._holder)
 

@@ -56,12 +56,7 @@ class Trust:
             yield folder
 
     def root(self, place: str, channel: str) -> ChannelRoot:
-        """Return the root that counts at *place*.
-
-        Raises:
-            UntrustedKeyError: there is none.
-            SignatureError: it is damaged, or of another channel.
-        """
+        """Return the root that counts at *place*."""
         pinned = self.seen(place) / _PINNED
         own = None if pinned.exists() else published_root(self.publisher / channel)
         if own is None and not pinned.exists():
@@ -77,11 +72,6 @@ class Trust:
         """Pin the version with that *digest* of the root at *mirror*, and forget what was seen there.
 
         What was seen may be of a thief, whose later versions would be preferred.
-
-        Raises:
-            UntrustedKeyError: no version there has that digest.
-            SignatureError: it is damaged, or of another channel.
-            StorageError: the disk is full or cannot be written.
         """
         place, found = place_of(mirror, channel), []
         for version in range(1, _MOST_VERSIONS):
@@ -117,9 +107,6 @@ class Trust:
 
         A run that read an older version, and ends after the one that read the newer, changes nothing. With a
         new root any version is taken: a stolen key, which that root revokes, may have signed very high ones.
-
-        Raises:
-            StorageError: the disk is full or cannot be written.
         """
         with self.using(place) as folder:
             known = folder / _POINTER

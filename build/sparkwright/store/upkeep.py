@@ -236,9 +236,6 @@ def prune(
     """Remove what was not used for so many *days*, and the least recently used beyond *size* bytes together.
 
     `None` is no limit. Logs among *entries* count for *days* only; *run* does this, and blocks nothing.
-
-    Raises:
-        StorageError: the disk cannot be written.
     """
     chosen = _choose(entries, days, size)
     with contextlib.ExitStack() as after, storing("pruning the store"):

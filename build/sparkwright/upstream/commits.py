@@ -30,11 +30,6 @@ def first_download(access: Access, commit: str, machine: str) -> Artifact:
 
     That digest is recorded in the store at once, and is what counts from then on, offline too: other bytes
     under the same commit are refused by `fetch_artifact`.
-
-    Raises:
-        NotInStoreError: the network is off, and the wheel never came.
-        FetchError: the index has no such wheel, did not answer, or lists something that does not fit.
-        WheelError: the file is not the wheel that its name says.
     """
     if (known := known_wheel(access, commit, machine)) is not None:
         return known
@@ -91,11 +86,7 @@ def _take(access: Access, wheel: CommitWheel) -> Artifact:
 
 
 def _require_fitting(wheel: WheelEvidence) -> None:
-    """Do nothing if *wheel* states the version of its file name, and its commit.
-
-    Raises:
-        WheelError: it states others.
-    """
+    """Do nothing if *wheel* states the version of its file name, and its commit."""
     artifact, versions = wheel.file, stated_versions(wheel.metadata, wheel.version_file)
     if set(versions) != {artifact.filename.split("-")[1]}:
         raise WheelError(
@@ -110,11 +101,7 @@ def _require_fitting(wheel: WheelEvidence) -> None:
 
 
 def has_wheels(access: Access, commit: str, machines: Collection[str]) -> bool:
-    """Tell if the store or the index has wheels of *commit* for all *machines*.
-
-    Raises:
-        FetchError: the index did not answer, or lists something that does not fit.
-    """
+    """Tell if the store or the index has wheels of *commit* for all *machines*."""
     missing = {machine for machine in machines if known_wheel(access, commit, machine) is None}
     if not missing or access.settings.offline:
         return not missing
@@ -152,12 +139,7 @@ def _nightly_key(settings: IndexSettings) -> str:
 
 
 def gather_commit(access: Access, commit: str, tree: str, wheels: Mapping[str, Artifact]) -> ReleaseEvidence:
-    """Return the evidence about *commit*: its own files, and *wheels*, which may be another commit's.
-
-    Raises:
-        FetchError, DigestError, NotInStoreError: a wheel could not be had.
-        WheelError: one of them lacks a file that every vLLM wheel has.
-    """
+    """Return the evidence about *commit*: its own files, and *wheels*, which may be another commit's."""
     return ReleaseEvidence(
         sdist=None,
         texts=tree_texts(access, tree),

@@ -79,12 +79,7 @@ def fetch_artifact(
 
 
 def adopt_copy(store: Store, path: Path, artifact: Artifact) -> Path:
-    """Copy the user's own file at *path* into the store as *artifact*.
-
-    Raises:
-        FetchError: it is no plain file, or cannot be read.
-        DigestError: it is not the file that the lock names.
-    """
+    """Copy the user's own file at *path* into the store as *artifact*."""
     if found := store.find_intact(artifact.sha256, size=artifact.size):
         return found
     with store.scratch() as scratch, storing(f"copying {path}"):
@@ -134,12 +129,7 @@ def _download(store: Store, artifact: Artifact, settings: IndexSettings, address
 
 
 def transfer(file: IndexFile, path: Path, settings: IndexSettings) -> None:
-    """Transfer *file*, of which no index states a digest, to *path*, which must not exist.
-
-    Raises:
-        FetchError: its size is not stated, or more than a wheel has, or it could not be transferred.
-        StorageError: the disk is full or not writable.
-    """
+    """Transfer *file*, of which no index states a digest, to *path*, which must not exist."""
     size = remote_size(file, settings)
     if size > MOST_WHEEL_BYTES:
         raise FetchError(

@@ -42,10 +42,6 @@ def gather(access: Access, lock: Lock, *, pristine: Pristine | None = None) -> R
     release's tag is; if either does not answer, a ``lock.unverified`` event says what that leaves open.
 
     *pristine* is the pinned tree, to be compared with the sdist where it came from git.
-
-    Raises:
-        FetchError, DigestError, NotInStoreError: a file of the release could not be had.
-        ConfigError: *lock* pins a commit.
     """
     sdist = lock.required_sdist()
     names = _names_on_index(access, lock)
@@ -65,12 +61,7 @@ def gather(access: Access, lock: Lock, *, pristine: Pristine | None = None) -> R
 
 
 def gather_cuda(access: Access, lock: Lock) -> CudaEvidence | None:
-    """Return the versions that the pinned torch and CUDA's packages state; `None` without ``[native]``.
-
-    Raises:
-        FetchError, DigestError, NotInStoreError: one of the two could not be had.
-        WheelError: one of them is no wheel.
-    """
+    """Return the versions that the pinned torch and CUDA's packages state; `None` without ``[native]``."""
     if lock.native is None:
         return None
     toolkit = lock.native.toolkit
@@ -95,10 +86,6 @@ def propose_lock(access: Access, old: Lock, version: str, machines: Collection[s
 
     The wheels are taken as the index lists them, and of each only the commit that it states is read: the
     rest is, when the new lock is checked.
-
-    Raises:
-        FetchError: the index lacks its sdist or one of the wheels, or states no digest for them.
-        LockMismatchError: the release contradicts itself.
     """
     listed = find(PROJECT, version, access.settings)
     sdist = as_artifact(_only(listed, version, "sdist"), access.settings)

@@ -97,21 +97,12 @@ def versions(project: str, settings: IndexSettings, *, sdist: bool = False, mach
 
 
 def listing(project: str, settings: IndexSettings) -> list[tuple[Version, IndexFile]]:
-    """Return every sdist and wheel of *project* with its version, from the first index that has it.
-
-    Raises:
-        FetchError: the main index did not answer.
-    """
+    """Return every sdist and wheel of *project* with its version, from the first index that has it."""
     return next(filter(None, _listings(project, settings)), [])
 
 
 def locate(artifact: Artifact, settings: IndexSettings) -> IndexFile:
-    """Return where *artifact* is to be had: the file of that name whose stated digest is the lock's.
-
-    Raises:
-        DigestError: the indexes list that name with other digests only.
-        FetchError: no index lists it, or the main index did not answer.
-    """
+    """Return where *artifact* is to be had: the file of that name whose stated digest is the lock's."""
     project = project_of(artifact.filename)
     others: list[str] = []
     for listed in _listings(project, settings):
@@ -159,11 +150,7 @@ def _parsed(filename: str) -> tuple[str, Any]:
 
 
 def _listings(project: str, settings: IndexSettings) -> Iterator[list[tuple[Any, IndexFile]]]:
-    """Yield each sdist and wheel of *project* with its version, index by index.
-
-    Raises:
-        NotInStoreError: the network is off.
-    """
+    """Yield each sdist and wheel of *project* with its version, index by index."""
     if settings.offline:
         raise NotInStoreError(
             f"the index page of {project} cannot be fetched",
@@ -190,11 +177,7 @@ def _listings(project: str, settings: IndexSettings) -> Iterator[list[tuple[Any,
 
 
 def _refuse_local(files: list[tuple[Any, IndexFile]], address: str) -> None:
-    """Do nothing if no file that the index at *address* on a network lists lies on this machine.
-
-    Raises:
-        FetchError: one does.
-    """
+    """Do nothing if no file that the index at *address* on a network lists lies on this machine."""
     for _, file in files:
         if local_path(file.url) is not None:
             raise FetchError(
@@ -300,9 +283,6 @@ def list_wheels(target: str, settings: IndexSettings) -> tuple[CommitWheel, ...]
     """Return the wheels of *target*, in the variant of the settings; none where the index has no such page.
 
     *target* is the full id of a commit, a release's version, or ``nightly``.
-
-    Raises:
-        FetchError: it did not answer, or its page links to something else than wheels that fit.
     """
     page = "/".join(filter(None, (target, settings.upstream_variant, _PROJECT, "index.html")))
     address = urljoin(settings.upstream_wheels.rstrip("/") + "/", page)

@@ -62,11 +62,7 @@ def pristine_commit(access: Access, commit: str, origin: str) -> Pristine:
 
 
 def require_tree(lock: Lock, pristine: Pristine) -> Pristine:
-    """Return *pristine*, if it is the tree that *lock* names, or *lock* names none.
-
-    Raises:
-        LockMismatchError: the pinned commit has another tree.
-    """
+    """Return *pristine*, if it is the tree that *lock* names, or *lock* names none."""
     if lock.release.tree not in {None, pristine.tree}:
         raise LockMismatchError(
             "the lock contradicts itself",
@@ -80,10 +76,6 @@ def pinned_tag(repository: Repository, lock: Lock, address: str) -> tuple[str, s
     """Return the ref of the release's tag at *address*, and its commit, which is the pinned one.
 
     It is asked where *address* cannot or need not give the pinned commit by its id.
-
-    Raises:
-        FetchError: it has no such tag, or did not answer.
-        LockMismatchError: the tag is another commit than the pinned one.
     """
     tag = f"refs/tags/v{lock.release.version}"
     found = list_remote(repository, address, [tag]).get(tag)
@@ -106,9 +98,6 @@ def sdist_tree(access: Access, artifact: Artifact, fetch: Callable[[], Path]) ->
     """Return the tree of the sdist *artifact*, imported once and remembered.
 
     *fetch* gives its verified file; it is called when the tree is not known yet.
-
-    Raises:
-        ArchiveError: it is damaged, or would write outside its folder.
     """
     if tree := known_tree(access, artifact.sha256):
         return tree
@@ -147,12 +136,6 @@ def other_release(access: Access, version: str, *, sha256: str | None = None) ->
         access: where files come from and go to.
         version: the release.
         sha256: the digest that its sdist must have, if one is known.
-
-    Raises:
-        DigestError: the index's sdist has another digest.
-        NotInStoreError: the network is off, and the release was never fetched.
-        UnknownNameError: *version* is none.
-        FetchError: the index has no sdist of it.
     """
     artifact = _release_sdist(access, version)
     require_digest(artifact, sha256)
@@ -161,11 +144,7 @@ def other_release(access: Access, version: str, *, sha256: str | None = None) ->
 
 
 def require_digest(artifact: Artifact, sha256: str | None) -> None:
-    """Do nothing if *artifact* has the digest that is asked for, or none is.
-
-    Raises:
-        DigestError: it has another.
-    """
+    """Do nothing if *artifact* has the digest that is asked for, or none is."""
     if sha256 is not None and artifact.sha256 != sha256:
         raise DigestError(
             f"{artifact.filename} is not the one that a carry was written against",

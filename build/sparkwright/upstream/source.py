@@ -32,10 +32,6 @@ def open_source(spec: str, access: Access) -> UpstreamSource:
     """Return the source that *spec* names.
 
     That is ``index``, ``git`` (the lock's repository), the address of a repository, or a folder.
-
-    Raises:
-        UnknownNameError: it is none of these.
-        RefError: it is an address with a password in it.
     """
     if spec in {"index", "git"}:
         return UpstreamSource(access, by_commit=spec == "git")
@@ -78,12 +74,6 @@ class UpstreamSource:
 
         A release comes by the digest of its sdist, or by its commit: with the history that a clone has of it,
         from a remote without.
-
-        Raises:
-            LockMismatchError: the release's tag is another commit than the pinned one.
-            NotInStoreError: the network is off, and what is needed is not here.
-            FetchError: the index or the remote did not answer or lacks it, or the folder has no vLLM.
-            DigestError: the sdist is not the pinned one.
         """
         commit, address, repository = (
             lock.release.commit,

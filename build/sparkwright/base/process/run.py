@@ -178,9 +178,6 @@ def start_unguarded(argv: Sequence[str | Path]) -> UnguardedProcess:
 
     It reads from a pipe that closes when this process ends, and its output is discarded. For a server that
     manages its own processes; to end a program with this process, use `start`.
-
-    Raises:
-        ToolError: the program does not exist, or may not be run.
     """
     command = tuple(str(part) for part in argv)
     silent = subprocess.DEVNULL
@@ -211,12 +208,7 @@ def uv_program() -> str:
 
 
 def make_venv(folder: Path, *, offline: bool = False) -> None:
-    """Make an environment of this interpreter in *folder*, which may hold other files.
-
-    Raises:
-        ProcessError: it cannot be made.
-        ToolError: uv is not installed.
-    """
+    """Make an environment of this interpreter in *folder*, which may hold other files."""
     words = ("venv", "--quiet", "--allow-existing", *_network(offline), "--python", sys.executable)
     run([uv_program(), *words, folder], timeout=_LIMIT_S)
 
@@ -225,10 +217,6 @@ def install_packages(python: Path, words: Sequence[str | Path], *, offline: bool
     """Install packages into the environment of *python*.
 
     *words* are arguments of ``uv pip install``; *offline* takes packages from uv's cache alone.
-
-    Raises:
-        ProcessError: something cannot be installed.
-        ToolError: uv is not installed.
     """
     place = ("--python", python)
     run([uv_program(), "pip", "install", "--quiet", *_network(offline), *place, *words], timeout=_LIMIT_S)

@@ -34,11 +34,7 @@ _DYING_S = 5.0
 def start_session(
     argv: Sequence[str], command: tuple[str, ...], cwd: Path, env: Mapping[str, str], output: IO[bytes]
 ) -> subprocess.Popen[bytes]:
-    """Start *argv* in a session of its own, with its output going to *output*.
-
-    Raises:
-        ToolError: *command*, as the caller gave it, cannot be started.
-    """
+    """Start *argv* in a session of its own, with its output going to *output*."""
     try:
         return subprocess.Popen(
             argv,
@@ -161,11 +157,7 @@ def start(
 def _guarded(
     command: tuple[str, ...], cwd: Path, env: Mapping[str, str], nice: int = 0, oom_score_adj: int = 0
 ) -> list[str]:
-    """Return *command* behind ``guard.py``.
-
-    Raises:
-        ToolError: the program does not exist, or may not be run.
-    """
+    """Return *command* behind ``guard.py``."""
     program = command[0]
     place = str(cwd / program) if os.sep in program else program
     if shutil.which(place, path=env.get("PATH", os.defpath)) is None:
@@ -338,9 +330,6 @@ class Dialogue:
 
         It is killed *patience_s* after the end of its input; a file *output* takes its output, of which
         `line` returns nothing then.
-
-        Raises:
-            ToolError: it does not exist, or may not be run.
         """
         self.argv = tuple(str(part) for part in argv)
         self._patience_s, self._started = patience_s, time.monotonic()

@@ -296,10 +296,6 @@ class RemoteTier:
 
 
 def open_tier(url: str = "") -> RemoteTier | None:
-    """Return the tier that the user configured, or that of *url*; `None` without any.
-
-    Raises:
-        ConfigError: see `read_remote_settings`.
-    """
+    """Return the tier that the user configured, or that of *url*; `None` without any."""
     settings = read_remote_settings(url)
     return None if settings is None else RemoteTier(settings)
