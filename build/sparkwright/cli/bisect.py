@@ -85,7 +85,6 @@ def command(
         if attempted is not None:
             return _try(session, search, attempted)
         folder = _folder(session, search.problem)
-        search.realiser.require_as_recorded()
         result = bisect(search.problem, search.judge_in(folder), folder)
     return _finished(folder, search.problem, result)
 

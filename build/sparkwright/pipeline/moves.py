@@ -7,7 +7,6 @@ store.
 from __future__ import annotations
 
 import re
-import zipfile
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,20 +15,19 @@ from pathlib import Path
 from msgspec import structs
 
 from sparkwright.base.config import parse_toml
-from sparkwright.base.digests import sha256_file
-from sparkwright.base.errors import LockMismatchError, WheelError
+from sparkwright.base.errors import LockMismatchError
 from sparkwright.base.events import task
 from sparkwright.lock.bump import Bumped, Decision, bump_command, rewrite
 from sparkwright.lock.cmake import is_cmake_file
 from sparkwright.lock.model import LOCK_FORMAT, Binary, Lock, NativePin
-from sparkwright.native.device_code import DeviceCode, Tally
+from sparkwright.native.device_code import DeviceCode
 from sparkwright.native.inspection import Inspection
 from sparkwright.pipeline.build import make, merge
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.kernels import builder_of, inputs_of, prepare, take_extensions
 from sparkwright.pipeline.state import BuildState, find_only, require
 from sparkwright.upstream.archive import read_sdist
-from sparkwright.upstream.download import fetch_artifact, fetch_members
+from sparkwright.upstream.download import fetch_artifact
 from sparkwright.upstream.evidence import propose_lock
 from sparkwright.upstream.releases import Access
 
@@ -65,8 +63,7 @@ def move_lock(
         cmake, python = _read(access, new)
         native, decisions = propose_native(access, new, old.native, cmake, copies=copies)
     bumped = rewrite(text, structs.replace(new, native=native))
-    dropped = _dropped(access, old, new, native, python)
-    return replace(bumped, decisions=(*decisions, *dropped))
+    return replace(bumped, decisions=(*decisions, *unread(native, python)))
 
 
 def _read(access: Access, lock: Lock) -> tuple[dict[str, str], dict[str, bytes]]:
@@ -81,81 +78,18 @@ def _read(access: Access, lock: Lock) -> tuple[dict[str, str], dict[str, bytes]]
     return cmake, python
 
 
-def _dropped(
-    access: Access, old: Lock, new: Lock, native: NativePin, python: Mapping[str, bytes]
-) -> Iterator[Decision]:
-    """Yield what a person has to read before a binary is left out of the wheel."""
-    before, after = _binaries(access, old), _binaries(access, new)
+def unread(native: NativePin, python: Mapping[str, bytes]) -> Iterator[Decision]:
+    """Yield what a person has to read of *python*, by path, before a binary is left out of the wheel."""
     for member, entry in native.drop.items():
-        unread = [path for path in _naming(member, python) if path not in entry.named_by]
-        if member not in after:
+        stem = member.rpartition("/")[2].partition(".")[0]
+        name = re.compile(rf"(?<!\w){re.escape(stem)}(?!\w)".encode())
+        naming = sorted(path for path, data in python.items() if name.search(data))
+        if new := [path for path in naming if path not in entry.named_by]:
             yield Decision(
                 f"native.drop.{member}",
-                "the wheel has no such binary any more",
-                f"grep -rn {_stem(member)} vllm",
+                f"{', '.join(new)} names it and was not read; it stays in the wheel until then",
+                f"grep -rnw {stem} vllm",
             )
-        elif unread:
-            yield Decision(
-                f"native.drop.{member}",
-                f"{', '.join(unread)} names it and was not read; it stays in the wheel until then",
-                f"grep -rnw {_stem(member)} vllm",
-            )
-    compiled = {spec.member for spec in native.extensions.values()}
-    fresh = sorted(after - before - compiled - native.drop.keys())
-    for member, tally in _tallies(access, new, native, fresh):
-        if tally.useless:
-            naming = ", ".join(_naming(member, python)) or "no Python file"
-            yield Decision(
-                f"native.drop.{member}",
-                f"new, and none of its {tally.total} kernels runs on {native.arch}: it stays until an "
-                f"entry says why the wheel works without it; {naming} names it",
-                f"grep -rnw {_stem(member)} vllm",
-            )
-
-
-def _stem(member: str) -> str:
-    return member.rpartition("/")[2].partition(".")[0]
-
-
-def _naming(member: str, python: Mapping[str, bytes]) -> list[str]:
-    name = re.compile(rf"(?<!\w){re.escape(_stem(member))}(?!\w)".encode())
-    return sorted(path for path, data in python.items() if name.search(data))
-
-
-def _tallies(
-    access: Access, lock: Lock, native: NativePin, members: Sequence[str]
-) -> Iterator[tuple[str, Tally]]:
-    """Yield the kernels of each of upstream's binaries called *members*, counted for the lock's card."""
-    from sparkwright.native.device_code import classify
-    from sparkwright.native.inspection import inspector_of
-
-    inspector = inspector_of(native, access)
-    wheel = next(iter(lock.wheels.values()))
-    if not members:
-        return
-    with (
-        fetch_members(access.store, wheel, set(members).__contains__, access.settings) as path,
-        access.store.scratch() as scratch,
-        zipfile.ZipFile(path) as archive,
-    ):
-        for member in members:
-            binary = scratch / "binary"
-            binary.write_bytes(archive.read(member))
-            found = inspector.inspect(sha256_file(binary), partial(Path, binary))
-            yield member, classify(found.device, native.arch)
-
-
-def _binaries(access: Access, lock: Lock) -> set[str]:
-    """Return the shared objects of upstream's wheel, by its list of members alone."""
-    wheel = next(iter(lock.wheels.values()))
-    try:
-        with (
-            fetch_members(access.store, wheel, lambda _: False, access.settings) as path,
-            zipfile.ZipFile(path) as archive,
-        ):
-            return {name for name in archive.namelist() if name.endswith(".so")}
-    except zipfile.BadZipFile as error:
-        raise WheelError(f"{wheel.filename} could not be read", because=str(error)) from error
 
 
 # What was measured --------------------------------------------------------------------------------

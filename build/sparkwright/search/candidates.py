@@ -28,7 +28,6 @@ from sparkwright.base.errors import (
     UnprovedError,
     WheelError,
 )
-from sparkwright.base.events import warn
 from sparkwright.carries.patchset import BuildSpec, check_order
 from sparkwright.lock.model import Lock
 from sparkwright.merge.engine import merge_patchset
@@ -133,19 +132,6 @@ class Realiser:
         with _of_the_candidate(), in_turn(job):
             wheel = require(assemble(job, make).wheel)
         return self.access.store.named_file(wheel.sha256, wheel.filename)
-
-    def require_as_recorded(self) -> None:
-        """Warn if an end that is a wheel does not merge into the tree that the wheel states."""
-        everything = frozenset(change.id for change in self.difference.changes)
-        ends = [(self.difference.start, frozenset[str]())]
-        if not self.difference.left_out:
-            ends.append((self.difference.end, everything))
-        for spec, applied in ends:
-            if spec.merged and (made := self.merged(self.candidate(applied)).tree) != spec.merged:
-                warn(
-                    f"{spec.text} states the merged tree {spec.merged[:12]}, and its carries merge into "
-                    f"{made[:12]} here: what is judged is not quite what that wheel contains"
-                )
 
     def _job(self, candidate: ResolvedSpec, lock: Lock) -> Job:
         names = frozenset(carry.name for carry in candidate.carries)

@@ -63,7 +63,6 @@ class ResolvedSpec:
         text: the SPEC, as it was given; empty for a candidate.
         lock: the pin with all of its digests; `None` if only the tree is known so far.
         arch: architecture of native kernels; `None` where upstream's are taken.
-        merged: id of the merged tree that a wheel states; empty for other specs.
         platform: the machine that a wheel is for; empty for other specs.
     """
 
@@ -73,7 +72,6 @@ class ResolvedSpec:
     carries: tuple[Carry, ...]
     lock: Lock | None = None
     arch: str | None = None
-    merged: str = ""
     platform: str = ""
 
     @property
@@ -116,7 +114,6 @@ class _Recorded(msgspec.Struct, frozen=True):
     digest: str
     platform: str
     point: _Described
-    merge: dict[str, str]
 
 
 @dataclass(frozen=True)
@@ -246,16 +243,8 @@ class Resolver:
                 next_step="give the commit of this project that it was built from",
             )
         check_order(carries, {carry.name: carry for carry in carries})
-        return ResolvedSpec(
-            text,
-            described.patchset,
-            UpstreamPoint(version),
-            carries,
-            lock,
-            arch,
-            recorded.merge.get("merged", ""),
-            recorded.platform,
-        )
+        point = UpstreamPoint(version)
+        return ResolvedSpec(text, described.patchset, point, carries, lock, arch, recorded.platform)
 
     def _lock_of(self, filename: str, pin: dict[str, Any]) -> Lock:
         """Return the lock with the digests of *pin*: the checkout's, one of its history, or one made now."""

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from native_kit import native_tables, offer_toolkit
 from packaging.version import Version
 
-from sparkwright.lock.model import Binary, ExtensionSpec, read_lock
+from sparkwright.lock.model import Binary, DroppedBinary, ExtensionSpec, read_lock
 from sparkwright.native import inspection
-from sparkwright.pipeline.moves import with_measured
+from sparkwright.pipeline.moves import unread, with_measured
 from sparkwright.pipeline.record import native_expectation, native_version, version_of
 from sparkwright.wheel.names import local_version
 
@@ -128,3 +128,13 @@ def test_once_all_are_compiled_nothing_older_is_left():
     found = with_measured(OLD, set(MEMBERS), whole, {"_new/c.cu": (6.0, 60)})
     assert (found.binaries, found.costs) == (whole, {"_new/c.cu": (6.0, 60)})
     assert (found.measured, found.is_measured) == ("", True)
+
+
+def test_a_file_that_names_a_binary_and_was_not_read_is_a_decision():
+    entry = DroppedBinary(named_by=("vllm/read.py",), why="it falls back")
+    native = msgspec.structs.replace(OLD, drop={"vllm/_fa3_C.abi3.so": entry})
+    read = {"vllm/read.py": b"import vllm._fa3_C", "vllm/other.py": b"import vllm._fa3_Core"}
+    assert list(unread(native, read)) == []
+    (one,) = unread(native, {**read, "vllm/new.py": b"from vllm import _fa3_C"})
+    assert one.key == "native.drop.vllm/_fa3_C.abi3.so"
+    assert one.why.startswith("vllm/new.py names it")
