@@ -260,7 +260,6 @@ def seeds(count: int, without: Collection[str] = ()) -> tuple[Case, ...]:
         ("prefix", SMALL, {}, max(1, count // 4)),
         ("compile", TINY, {}, max(1, count // 4)),
         ("reference", SMALL, {}, count),
-        ("arrivals", TINY, {"rates": (0.1, 0.3)}, max(1, count // 4)),
         ("compare", STARTS, COMPARED, max(1, count // 4)),  # of two minutes each
     )
     return tuple(
@@ -384,7 +383,6 @@ CASES = (
     Case("truncates-prompts", "limit", FAIL, "longer requests are refused: .*is answered instead of refused"),
     Case("limit-crash", "limit", FAIL, "illegal memory access"),
     Case("limit-wrong", "limit", FAIL, "of full length are answered: .*at the limit.*wrong"),
-    Case("status", "arrivals", FAIL, "status 500", TINY, {"rates": (0.2,)}),
     Case("prefill-starves", "mixed", FAIL, "no token while prompts were prefilled", UNHURRIED),
     Case("mixed-drops", "mixed", FAIL, "numbers are missing"),
     # What it is, and how fast

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.util
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,15 +29,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Listed(click.ParamType[tuple[Any, ...]]):
-    """Words between commas, or positive numbers up to a million if *kind* is one of numbers.
-
-    *such* are an example.
-    """
+    """Words between commas, or positive whole numbers up to a million if *kind* is ``int``."""
 
     name = "list"
 
-    def __init__(self, kind: type[Any] = str, such: str = "") -> None:
-        self._kind, self._such = kind, such
+    def __init__(self, kind: type[Any] = str) -> None:
+        self._kind = kind
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the words or numbers of *value*."""
@@ -47,15 +43,15 @@ class Listed(click.ParamType[tuple[Any, ...]]):
         try:
             found = tuple(self._kind(word.strip()) for word in value.split(",") if word.strip())
         except ValueError:
-            found = (math.nan,)
+            found = (0,)
         if not found:
             self.fail("it is empty; leave it out, or give a list", param, ctx)
         if self._kind is not str and not all(0 < one <= _MOST for one in found):
-            self.fail(f"{value!r} is not a list of positive numbers such as {self._such}", param, ctx)
+            self.fail(f"{value!r} is not a list of positive numbers such as 1,8,64", param, ctx)
         return found
 
 
-NAMES, NUMBERS, RATES = Listed(), Listed(int, "1,8,64"), Listed(float, "0.5,2")
+NAMES, NUMBERS = Listed(), Listed(int)
 
 _SOURCE = click.option(
     "--source",

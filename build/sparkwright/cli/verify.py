@@ -25,7 +25,6 @@ from sparkwright.cli.options import (
     NAMES,
     NUMBERS,
     PATH_TYPE,
-    RATES,
     UNLOCKED,
     machines_option,
     require_libraries,
@@ -111,13 +110,6 @@ OPTIONS = (
         help="The sweep's prompts: JSON lines with messages or prompt.",
     ),
     click.option("--max-tokens", type=click.IntRange(min=2), help="Output of each request of the sweep."),
-    click.option(
-        "--rate",
-        "rates",
-        type=RATES,
-        default=(),
-        help="Also send the sweep's prompts at these rates a second, such as 0.5,2, whatever has ended.",
-    ),
     click.option(
         "--slo", callback=objective, help="Find the highest rate that keeps these limits: ttft_p95=2s."
     ),

@@ -14,7 +14,7 @@ from sparkwright.base.config import Model
 from sparkwright.engine.cell import Cell, Deadlines, Load, Prompt
 from sparkwright.engine.observations import BootFacts
 from sparkwright.verify.corpus import WORDS_PER_TOKEN, Corpus
-from sparkwright.verify.datasets import CATEGORY, Dataset
+from sparkwright.verify.datasets import CATEGORY, take
 
 
 class Profile(Model, frozen=True):
@@ -145,7 +145,7 @@ class Context:
         band: key of the reference band that fits what is served, or empty.
         made_up: true if the model's weights are made up, so that no answer of it can be right.
         lacks: reasons by the capability (see `engine.findings`) that the server lacks and need not have.
-        dataset: prompts of the sweep and rates of arrivals that the user chose.
+        own: prompts of the sweep that the user chose.
     """
 
     profile: Profile
@@ -154,7 +154,7 @@ class Context:
     band: str = ""
     made_up: bool = False
     lacks: Mapping[str, str] = field(default_factory=dict)
-    dataset: Dataset = field(default_factory=Dataset)
+    own: tuple[Prompt, ...] = ()
 
     @property
     def main(self) -> BootFacts:
@@ -164,7 +164,7 @@ class Context:
     @property
     def sweep_categories(self) -> tuple[str, ...]:
         """Categories of the sweep: the profile's, or that of the user's prompts."""
-        return (CATEGORY,) if self.dataset.prompts else self.profile.categories
+        return (CATEGORY,) if self.own else self.profile.categories
 
     def judged(self, passed: str) -> str:
         """Return *passed*, the cause of a pass, or that answers of a made-up model are not judged."""
@@ -201,8 +201,8 @@ class Context:
 
     def prompts_of(self, category: str, count: int, salt: str) -> tuple[Prompt, ...]:
         """Return *count* prompts of one of `sweep_categories`, each with a nonce of its own."""
-        if self.dataset.prompts:
-            return self.dataset.take(count, self.profile.seed, salt)
+        if self.own:
+            return take(self.own, count, self.profile.seed, salt)
         return self.corpus.prompts(category, count, self.profile.seed, salt)
 
     def prompts_of_each(self, count: int, salt: str, categories: Sequence[str] = ()) -> tuple[Prompt, ...]:

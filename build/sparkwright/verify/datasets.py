@@ -6,7 +6,7 @@ A conversation is sent up to its last message of the user.
 from __future__ import annotations
 
 import codecs
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,20 +23,13 @@ _ROLES = ("system", "user", "assistant")
 _FORMS = """{"messages": [{"role": "user", "content": "…"}]} or {"prompt": "…"} in each line"""
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """The prompts and arrivals of a sweep, where the user chose them."""
-
-    prompts: tuple[Prompt, ...] = ()
-    rates: tuple[float, ...] = ()
-
-    def take(self, count: int, seed: int, salt: str) -> tuple[Prompt, ...]:
-        """Return *count* prompts of the file, in turn, each beginning with a nonce of its own."""
-        chosen = (self.prompts[number % len(self.prompts)] for number in range(count))
-        return tuple(
-            _with_nonce(prompt, digest_of([prompt.name, seed, salt, number])[:12])
-            for number, prompt in enumerate(chosen)
-        )
+def take(prompts: Sequence[Prompt], count: int, seed: int, salt: str) -> tuple[Prompt, ...]:
+    """Return *count* of *prompts*, in turn, each beginning with a nonce of its own."""
+    chosen = (prompts[number % len(prompts)] for number in range(count))
+    return tuple(
+        _with_nonce(prompt, digest_of([prompt.name, seed, salt, number])[:12])
+        for number, prompt in enumerate(chosen)
+    )
 
 
 def _with_nonce(prompt: Prompt, nonce: str) -> Prompt:

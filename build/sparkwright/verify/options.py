@@ -58,7 +58,6 @@ class VerifyOptions(Model, frozen=True):
     prompts: str = ""
     prompts_sha256: str = ""
     max_tokens: int = 0
-    rates: tuple[float, ...] = ()
 
     @property
     def title(self) -> str:

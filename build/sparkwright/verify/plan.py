@@ -25,7 +25,7 @@ from sparkwright.verify.checks.common import Check
 from sparkwright.verify.checks.reference import NAME as REFERENCE
 from sparkwright.verify.checks.reference import load_reference, reference_check
 from sparkwright.verify.corpus import CATEGORIES, load_corpus
-from sparkwright.verify.datasets import Dataset, read_same
+from sparkwright.verify.datasets import read_same
 from sparkwright.verify.estimate import Estimate, Rates, estimate, rates_of
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.rate_search import parse_slo
@@ -106,7 +106,7 @@ def plan_of(options: VerifyOptions, sizes: Profile | None = None) -> Plan:
         {},
         band=recipe.band if recipe else "",
         made_up=recipe is not None and recipe.made_up,
-        dataset=Dataset(own, options.rates),
+        own=own,
     )
     return Plan(_checks(options, profile), context, options).lacking(lacks)
 
@@ -136,7 +136,6 @@ def profile_of(options: VerifyOptions, base: Profile | None = None) -> Profile:
         names = options.checks or base.checks
     for given, needed in (
         (options.reference and not options.compared, REFERENCE),
-        (options.rates, "arrivals"),
         (options.slo and not options.compared, capacity.NAME),
     ):
         if given and needed not in names:
@@ -219,12 +218,6 @@ def _refuse(options: VerifyOptions, profile: Profile) -> None:
             "--reference and a comparison of speed exclude each other",
             "that measures speed alone",
             "use the reference in a run of its own: sparkwright verify --reference RUN",
-        ),
-        (
-            "arrivals" in profile.checks and not options.rates,
-            "the check 'arrivals' needs a rate",
-            "",
-            "give --rate, such as --rate 0.5,2",
         ),
     )
     for refused, what, because, next_step in refusals:

@@ -41,7 +41,8 @@ from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import plan_of
 from sparkwright.verify.rate_search import (
-    MOST_REPEATS,
+    CLOSE,
+    LONGER,
     Capacity,
     NextStep,
     Outcome,
@@ -49,7 +50,6 @@ from sparkwright.verify.rate_search import (
     Slo,
     Step,
     decide,
-    fit_crossing,
     parse_slo,
     times_of,
 )
@@ -156,7 +156,7 @@ def _ns(seconds: float) -> int:
 
 
 WAIT = Slo({"ttft": 2.0}, 0.95)
-PLAN = SearchPlan(share=0.95, longest_s=2.0, requests=1000)
+PLAN = SearchPlan(share=0.95, longest_s=2.0)
 LARGE, SMALL = Queue(64, 5.0), Queue(8, 1.0)
 CONTEXT = Context(Profile(name="test"), load_corpus(), {})
 
@@ -164,28 +164,31 @@ CONTEXT = Context(Profile(name="test"), load_corpus(), {})
 # The search ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", costly(range(10), quick=3))
+@pytest.mark.parametrize("seed", costly(range(12), quick=2))
 @pytest.mark.parametrize("queue", [LARGE, SMALL], ids=["64 places", "8 places"])
-def test_the_capacity_of_a_queue_is_found_within_five_percent(queue: Queue, seed: int) -> None:
-    """In 20 of 20 searches, which bounds the share of those that miss by 14 % (binomial, at 95 %)."""
+def test_the_rate_that_holds_is_near_the_capacity_of_a_queue(queue: Queue, seed: int) -> None:
+    """Of 48 searches, answers were 12 % below to 5 % above the truth."""
     answer, steps = search(queue, WAIT, PLAN, seed)
     assert answer.outcome is Outcome.FOUND
-    assert answer.rate == pytest.approx(queue.capacity(2.0, 0.95), rel=0.05)
-    assert answer.low < answer.rate < answer.high
-    assert len(steps) <= 12 + MOST_REPEATS
+    assert answer.rate == answer.held < answer.failed <= CLOSE * answer.held
+    assert 0.85 < answer.held / queue.capacity(2.0, 0.95) < 1.07
+    for rate in (answer.held, answer.failed):
+        assert max(step.factor for step in steps if step.rate == rate) >= LONGER
 
 
-@pytest.mark.parametrize(("queue", "count"), [(SMALL, 16), pytest.param(LARGE, 30, marks=pytest.mark.walk)])
-def test_the_intervals_hold_the_truth(queue: Queue, count: int) -> None:
-    """As often as they say, 95 of 100 times, with steps of the usual length.
-
-    Of 30 trials such intervals fail the bound once in 64 times, and intervals that hold the truth 70 of 100
-    times, as with half the width, meet it once in 33 times (binomial).
-    """
-    truth = queue.capacity(2.0, 0.95)
-    usual = dataclasses.replace(PLAN, requests=200)
-    answers = [search(queue, WAIT, usual, seed)[0] for seed in range(count)]
-    assert sum(answer.low <= truth <= answer.high for answer in answers) >= 0.85 * count
+@pytest.mark.parametrize(
+    ("long", "low", "high"),
+    [((False,), 1.0, 1.4), ((True, True), 1.5, 2.0)],
+    ids=["one that held", "one that failed"],
+)
+def test_a_short_step_that_was_luck_is_searched_around_again(long, low, high) -> None:
+    known = [Step(rate, 100, good) for rate, good in ((1.0, 100), (2.0, 0), (1.4, 100), (1.5, 0))]
+    for rate, held in zip((1.4, 1.5), long, strict=False):
+        asked = decide(known, PLAN)
+        assert (asked.rate, asked.factor) == (rate, LONGER)
+        known.append(Step(rate, 1600, 1600 * held, factor=LONGER))
+    asked = decide(known, PLAN)
+    assert (asked.rate, asked.factor) == (math.sqrt(low * high), 1)
 
 
 @pytest.mark.parametrize("share", [0.8, 0.9, 0.95, 1.05])
@@ -242,15 +245,6 @@ def test_steps_of_a_late_client_or_disturbed_machine_are_repeated_and_decide_not
     assert isinstance(answer, Capacity)
     assert (answer.outcome, answer.rate, answer.held) == (outcome, 2.0, 1.0)
     assert isinstance(decide([held, bad, Step(2.0, 100, 100)], PLAN), NextStep)
-
-
-def test_a_crossing_needs_shares_that_fall() -> None:
-    falling = fit_crossing(3 * [(1, 99, 100), (2, 97, 100), (4, 80, 100), (8, 20, 100)], 0.95)
-    assert 1 < falling.low < 2 < falling.rate < falling.high < 3
-    rising = fit_crossing([(1, 20, 100), (2, 80, 100), (4, 97, 100)], 0.95)
-    assert (rising.low, rising.width) == (0.0, float("inf"))
-    steep = fit_crossing([(1.0, 100, 100), (1.05, 100, 100), (1.1, 0, 100), (1.2, 0, 100)], 0.95)
-    assert 1.04 < steep.rate < 1.11
 
 
 # Steps ---------------------------------------------------------------------------------------------------
@@ -359,11 +353,11 @@ def judged(queue: Queue, late_s: float = 0.0, steps: int = 60) -> Finding:
     return finding
 
 
-def test_the_answer_names_rate_interval_and_objective() -> None:
+def test_the_answer_names_both_rates_and_the_objective() -> None:
     rate = judged(Queue(2, 0.5))
     assert rate.verdict is Verdict.PASS
-    shown = re.match(r"([\d.]+) requests/s \(([\d.]+) to ([\d.]+)\) at TTFT p95 ≤ 2 s$", rate.cause)
-    assert float(shown[2]) < float(shown[1]) < float(shown[3])
+    shown = re.match(r"([\d.]+) requests/s hold at TTFT p95 ≤ 2 s; ([\d.]+) does not hold$", rate.cause)
+    assert float(shown[1]) < float(shown[2])
     assert rate.measured["steps"] == len(rate.evidence)
 
 
@@ -409,8 +403,6 @@ def test_a_search_on_a_stuck_card_is_invalid() -> None:
         ({}, ("capacity",)),
         ({"checks": ("boot", "capacity")}, ("boot", "capacity")),
         ({"checks": ("boot",)}, ("boot", "capacity")),
-        ({"checks": ("boot",), "rates": (1.0,)}, ("boot", "arrivals", "capacity")),
-        ({"rates": (1.0,)}, ("capacity", "arrivals")),
     ],
 )
 def test_an_objective_alone_selects_the_search(options: dict[str, Any], checks: tuple[str, ...]) -> None:

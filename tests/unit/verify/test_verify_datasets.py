@@ -13,9 +13,9 @@ from sparkwright.base.errors import ConfigError
 from sparkwright.engine.cell import Prompt
 from sparkwright.engine.client.payload import messages_of
 from sparkwright.verify.checks import ALL
-from sparkwright.verify.datasets import Dataset, read_prompts, read_same
+from sparkwright.verify.datasets import read_prompts, read_same
 from sparkwright.verify.options import VerifyOptions
-from sparkwright.verify.plan import plan_of, profile_of
+from sparkwright.verify.plan import plan_of
 
 TALK = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello."}]
 
@@ -89,7 +89,7 @@ def own(tmp_path: Path, *, chats: bool) -> tuple[Prompt, ...]:
 
 @pytest.mark.parametrize("chats", [True, False])
 def test_a_sweep_sends_the_prompts_of_a_file(tmp_path: Path, *, chats: bool) -> None:
-    to = context(profile(levels=(1, 4)), dataset=Dataset(own(tmp_path, chats=chats)))
+    to = context(profile(levels=(1, 4)), own=own(tmp_path, chats=chats))
     cells = ALL["sweep"].cells(to)
     assert [cell.name for cell in cells] == ["own c=1", "own c=4"]
     for cell in cells:
@@ -108,24 +108,12 @@ def test_a_sweep_of_the_corpus_is_what_it_was() -> None:
     ]
 
 
-def test_a_rate_adds_its_check_and_output_changes_the_size() -> None:
-    chosen = profile_of(VerifyOptions(rates=(1.0,), max_tokens=64))
-    assert chosen.checks[-1] == "arrivals"
-    assert chosen.max_tokens == 64
-    assert "arrivals" not in profile_of(VerifyOptions()).checks
-    assert profile_of(VerifyOptions(rates=(1.0,), checks=("sweep",))).checks == ("sweep", "arrivals")
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [({"checks": ("arrivals",)}, "needs a rate"), ({"prompts": "own.jsonl"}, "no such file")],
-)
-def test_options_that_contradict_each_other_are_refused(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        plan_of(VerifyOptions(simulator=True, **options))
+def test_prompts_that_are_missing_are_refused() -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        plan_of(VerifyOptions(simulator=True, prompts="own.jsonl"))
 
 
 def test_options_are_recorded_with_the_run() -> None:
-    given = VerifyOptions(prompts="/x", prompts_sha256="00", rates=(0.5,), max_tokens=9)
+    given = VerifyOptions(prompts="/x", prompts_sha256="00", max_tokens=9)
     assert VerifyOptions.from_options(given.recorded) == given
     assert VerifyOptions().recorded == {}

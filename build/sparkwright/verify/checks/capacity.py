@@ -1,6 +1,6 @@
-"""Open loops, whose requests wait for no other: the highest rate that keeps an objective, given rates.
+"""The highest rate that keeps an objective, in open loops, whose requests wait for no other.
 
-`verify --slo` searches for that rate: each step of `rate_search` is a cell, and the answer the finding.
+`verify --slo` searches for it: each step of `rate_search` is a cell, and the answer the finding.
 Requests that fail for want of capacity are no defect; a server that ends or no longer answers is one.
 """
 
@@ -17,11 +17,12 @@ from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation, Sample
 from sparkwright.verify.check import Context, Profile
-from sparkwright.verify.checks.common import Check, Values, conclude, finding
+from sparkwright.verify.checks.common import Check, Values, finding
 from sparkwright.verify.checks.machine import disturbances, told_of
-from sparkwright.verify.checks.triage import SEVERITY, CheckedCells, Reason, describe, troubles, unanswered
-from sparkwright.verify.datasets import CHATS
+from sparkwright.verify.checks.triage import SEVERITY, CheckedCells, Reason, troubles, unanswered
+from sparkwright.verify.datasets import CHATS, take
 from sparkwright.verify.rate_search import (
+    LONGER,
     TRIES,
     Capacity,
     NextStep,
@@ -68,8 +69,8 @@ def _cells(slo: Slo, tokens: int, context: Context, seen: Mapping[str, Observati
     step = decide(steps, _plan(slo, profile))
     if isinstance(step, NextStep):
         prompts = (
-            context.dataset.take(_PROMPTS, profile.seed, NAME)
-            if context.dataset.prompts
+            take(context.own, _PROMPTS, profile.seed, NAME)
+            if context.own
             else context.prompts_in_turn(_PROMPTS, NAME)
         )
         yield context.cell(
@@ -162,8 +163,7 @@ def _judge(slo: Slo, context: Context, seen: CheckedCells) -> list[Finding]:
     """Return the finding on the steps of a search, also of an unfinished one."""
     observations, speed = seen.made, context.profile.speed
     steps = [step_of(one, slo, speed) for one in observations]
-    plan = _plan(slo, context.profile)
-    answer = decide(steps, plan)
+    answer = decide(steps, _plan(slo, context.profile))
     reasons: list[Reason] = [
         (trouble.verdict, trouble.cause)
         for one in observations
@@ -175,9 +175,6 @@ def _judge(slo: Slo, context: Context, seen: CheckedCells) -> list[Finding]:
     if isinstance(answer, Capacity):
         reasons.append(_told(answer, slo))
         measured = _measured(answer, steps, observations)
-        width = max(answer.rate - answer.low, answer.high - answer.rate) / answer.rate
-        if answer.outcome is Outcome.FOUND and width > plan.width:
-            warnings.append(f"the interval is ±{width:.0%}")
     else:
         reasons.append((Verdict.INCONCLUSIVE, f"the search ended after {len(steps)} steps"))
     verdict = max((verdict for verdict, _ in reasons), key=SEVERITY.index)
@@ -192,7 +189,7 @@ def _judge(slo: Slo, context: Context, seen: CheckedCells) -> list[Finding]:
             measured={**measured, "client late p95 ms": round(late * 1e3, 2)},
             evidence=tuple(one.cell.key for one in observations),
             warnings=warnings,
-            told={"share": slo.share, "late": allowed_lateness_s(slo, longest) * 1e3},
+            told={"longer": LONGER, "share": slo.share, "late": allowed_lateness_s(slo, longest) * 1e3},
         )
     ]
 
@@ -202,9 +199,8 @@ def _told(answer: Capacity, slo: Slo) -> tuple[Verdict, str]:
     rate, held = f"{answer.rate:.3g}", f"; {answer.held:.3g} requests/s hold" if answer.held else ""
     match answer.outcome:
         case Outcome.FOUND:
-            growing = "; above it the queue grows without end" if answer.growing else ""
-            shown = f"{rate} requests/s ({answer.low:.3g} to {answer.high:.3g}) at {slo}"
-            return Verdict.PASS, shown + growing
+            above = "grows the queue without end" if answer.growing else "does not hold"
+            return Verdict.PASS, f"{rate} requests/s hold at {slo}; {answer.failed:.3g} {above}"
         case Outcome.UNSATURATED:
             return Verdict.PASS, f"at least {rate} requests/s, the highest rate tried, at {slo}"
         case Outcome.NEVER:
@@ -220,12 +216,9 @@ def _measured(answer: Capacity, steps: Sequence[Step], observations: Sequence[Ob
     place = min(range(len(steps)), key=lambda number: abs(math.log(steps[number].rate / answer.rate)))
     measured: Values = {
         "requests/s": answer.rate,
-        "low": answer.low,
-        "high": answer.high,
         "highest held": answer.held,
         "lowest failed": answer.failed,
         "steps": len(steps),
-        "repeats": answer.repeats,
     }
     if counted := observations[place].counted:
         measured |= {
@@ -234,87 +227,3 @@ def _measured(answer: Capacity, steps: Sequence[Step], observations: Sequence[Ob
             "requests in flight": round(answer.rate * steps[place].duration_s, 1),
         }
     return measured
-
-
-# Given rates ---------------------------------------------------------------------------------------------
-
-SECONDS = 60.0
-"""Length of a cell at the least, in seconds of the server's clock."""
-WARM_UP = 0.25
-"""Share of the requests that are sent before those that count."""
-LATE = 0.25
-"""Share of the median time to the first token by which the client may be late."""
-
-
-def _arrivals(context: Context, _: Mapping[str, Observation]) -> Iterator[Cell]:
-    """Yield an open loop over the sweep's prompts for each category and rate.
-
-    A closed loop sends a request when another has ended, so that a slow server gets fewer of them. Here it
-    gets as many, and they pile up where it is too slow.
-    """
-    for category in context.sweep_categories:
-        for rate in context.dataset.rates:
-            requests = max(context.profile.least_requests, math.ceil(SECONDS * rate))
-            warm_up = math.ceil(WARM_UP * requests)
-            name = f"{category} {rate:g}/s"
-            prompts = context.prompts_of(category, requests + warm_up, f"arrivals {name}")
-            yield context.cell(
-                "arrivals",
-                name,
-                prompts,
-                shape="open",
-                concurrency=0,
-                rate=rate,
-                requests=requests,
-                warm_up=warm_up,
-                max_tokens=context.profile.max_tokens,
-                chat=any(prompt.category == CHATS for prompt in prompts),
-                tags={"category": category, "rate": f"{rate:g}"},
-            )
-
-
-def _judge_arrivals(context: Context, seen: CheckedCells) -> list[Finding]:
-    """Return a finding on each rate."""
-    return [_rate(context, seen.tagged(rate=f"{rate:g}"), rate) for rate in context.dataset.rates]
-
-
-ARRIVALS = Check("arrivals", _arrivals, _judge_arrivals)
-
-
-def _rate(context: Context, seen: CheckedCells, rate: float) -> Finding:
-    speed = context.profile.speed
-    measured: Values = {}
-    warnings = list(seen.notes)
-    against = []
-    for observation in seen.sound:
-        found = _figures(observation, speed)
-        measured |= {f"{observation.cell.tags['category']} {name}": value for name, value in found.items()}
-        if grows(observation.samples):
-            warnings.append(f"{describe(observation.cell)}: requests pile up, it serves fewer a second")
-        late, first = 1000 * lateness_s(observation.samples, speed), found["TTFT p50 ms"]
-        if speed == 1 and late > LATE * first:
-            shown = f"{describe(observation.cell)}: the client sent {late:.0f} ms late"
-            against.append((Verdict.INVALID, f"{shown}, where a first token takes {first:.0f}"))
-    return conclude(
-        seen,
-        "capacity.served",
-        told={"rate": rate},
-        against=against,
-        passed=f"{sum(len(o.counted) for o in seen.sound)} requests were answered in full",
-        measured=measured,
-        warnings=warnings,
-    )
-
-
-def _figures(observation: Observation, speed: float) -> dict[str, float]:
-    """Return times in ms of the server's clock, and tokens a second."""
-    samples = observation.counted
-    times = [times_of(sample, speed) for sample in samples]
-    shown: dict[str, float] = {}
-    for name, label in (("ttft", "TTFT"), ("tpot", "TPOT")):
-        values = [1000 * one[name] for one in times if math.isfinite(one[name])]
-        for level in (50, 95):
-            shown[f"{label} p{level} ms"] = round(percentile(values, level), 3) if values else 0.0
-    seconds = (max(s.ended for s in samples) - min(s.due for s in samples)) / 1e9 * speed
-    shown["tok/s"] = round(sum(s.output_tokens for s in samples) / seconds, 3) if seconds > 0 else 0.0
-    return shown
