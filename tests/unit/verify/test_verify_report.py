@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
+from xml.etree import ElementTree as ET
 
 import pytest
 import report_kit
@@ -20,8 +21,10 @@ from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.journal import Run
 from sparkwright.verify.report import render_html
-from sparkwright.verify.report.figures import cells, comparison_rows, consequences, number
+from sparkwright.verify.report.charts import load_chart, round_values
+from sparkwright.verify.report.figures import cells, comparison_rows, consequences, levels, number
 
+parse = ET.fromstring  # our own XML
 FORBIDDEN = {*("script", "img", "iframe", "object"), *("embed", "base", "form")}
 
 
@@ -88,6 +91,36 @@ def test_a_page_is_whole_and_loads_nothing(request: pytest.FixtureRequest, run: 
             assert not urlsplit(attributes.get(name, "")).netloc
     styles = "".join(re.findall(r"<style>(.*?)</style>", render_html(Run()), re.DOTALL))
     assert not re.search(r"url\(|@import", styles)
+
+
+# The chart -----------------------------------------------------------------------------------------------
+
+
+def test_the_chart_shows_the_key_figures(healthy: Run) -> None:
+    found = levels(cells(healthy), 1.0)
+    drawing = parse(load_chart(found))
+    panels = {group.find("text").text: group for group in drawing.iter("g")}
+    for title, name in (("tokens/s", "tok_s"), ("TTFT ms", "ttft_p50_ms"), ("TPOT ms", "tpot_p50_ms")):
+        paths = {path.attrib["class"]: path.attrib["d"] for path in panels[title].iter("path")}
+        heights = [112 - float(place.partition(",")[2]) for place in paths["line"][1:].split("L")]
+        assert len(heights) == len(found)
+        values = [getattr(one, name) for one in found]
+        for height, value in zip(heights, values, strict=True):
+            assert height / heights[0] == pytest.approx(value / values[0], rel=0.02)
+        assert ("dashed" in paths) is (title != "tokens/s")
+    assert panels["tokens/s"].findall("text")[1].text == "0"
+
+
+def test_without_a_course_there_is_no_chart(healthy: Run) -> None:
+    found = levels(cells(healthy), 1.0)
+    assert load_chart(found[:1]) == load_chart([]) == ""
+    assert "<figure" in render_html(healthy)
+    assert "<figure" not in render_html(Run())
+
+
+@pytest.mark.parametrize(("high", "labels"), [(1, [0, 0.5, 1]), (1456, [0, 500, 1000]), (7.9, [0, 2, 4, 6])])
+def test_labels_are_round(high: float, labels: list[float]) -> None:
+    assert round_values(high) == labels
 
 
 # What the page says --------------------------------------------------------------------------------------

@@ -202,10 +202,6 @@ def _mean(values: Sequence[float]) -> float:
     return fmean(known) if known else math.nan
 
 
-LEVEL_COLUMNS = ("c", "tok/s", "TTFT p50 ms", "TTFT p95 ms", "TPOT p50 ms", "TPOT p95 ms")
-"""Heads of `level_table`; acceptance follows where it is known."""
-
-
 def level_table(found: Sequence[Level]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return heads and rows of the table of speed by concurrency; a star marks a disturbed machine."""
     if not found:
@@ -221,7 +217,8 @@ def level_table(found: Sequence[Level]) -> tuple[tuple[str, ...], list[tuple[str
         )
         for one in found
     ]
-    return (*LEVEL_COLUMNS, *(["tokens/step"] * drafted), *(["marked"] * marked)), rows
+    heads = ("c", "tok/s", "TTFT p50 ms", "TTFT p95 ms", "TPOT p50 ms", "TPOT p95 ms")
+    return (*heads, *(["tokens/step"] * drafted), *(["marked"] * marked)), rows
 
 
 def disturbed_levels(found: Sequence[Level]) -> list[str]:

@@ -15,7 +15,7 @@ from sparkwright.base.text import clean, plural
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.journal import Run, worst
-from sparkwright.verify.report.charts import MARKS, charts_of
+from sparkwright.verify.report.charts import load_chart
 from sparkwright.verify.report.figures import (
     COMPARISON_COLUMNS,
     NOTHING,
@@ -57,8 +57,7 @@ def render_html(run: Run) -> str:
         headline=headline(run),
         comparison=(COMPARISON_COLUMNS, comparison_rows(run)),
         speeds=level_table(speeds),
-        charts=charts_of(run, found),
-        marks=MARKS,
+        chart=load_chart(speeds),
         disturbed=disturbed_levels(speeds),
         followers=followers,
         failing=_failing(run, followers),
