@@ -2,7 +2,7 @@
 
 Nothing is run on a card. What was compiled before comes from the store, so that only changes take time.
 
-    python scripts/triton_kernels.py [--series 0.33] [--no-tests]
+    python scripts/triton_kernels.py [--series 0.33]
 """
 
 from __future__ import annotations
@@ -30,9 +30,6 @@ def main() -> int:
     """Survey, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--series", nargs="+", default=sorted(series_names(ROOT)))
-    parser.add_argument(
-        "--no-tests", action="store_true", help="the recipes' launches alone, in half the time"
-    )
     args = parser.parse_args()
     store = open_store()
     reports: dict[str, KernelReport] = {}
@@ -42,7 +39,7 @@ def main() -> int:
             version = job.spec.lock.release.version
             merged = merge_patchset(repository, job.merge_request(job.pristine, version))
             merged.require_merged()
-            survey = KernelSurvey(store, repository, tests=not args.no_tests)
+            survey = KernelSurvey(store, repository)
             reports[series] = survey.survey(merged.tree, version)
     lines = [*table(reports), "", *(summary(series, report) for series, report in reports.items())]
     PAGE.parent.mkdir(exist_ok=True)

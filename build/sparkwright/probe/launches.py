@@ -127,7 +127,6 @@ class KernelSurvey:
     Attributes:
         store: where trees, the environment of probes and earlier results are.
         launches: the file with what is asked of upstream's wrappers; that of the recipes by default.
-        tests: whether upstream's tests are called for their launches too.
         jobs: kernels that are compiled at a time; as many as there are cores by default.
     """
 
@@ -135,12 +134,11 @@ class KernelSurvey:
     repository: Repository
     offline: bool = False
     launches: Path = field(default_factory=lambda: child_folder() / "kernel_launches.py")
-    tests: bool = True
     jobs: int = 0
 
     def survey(self, tree: str, version: str) -> KernelReport:
         """Return what the kernels in *tree*, of vLLM's *version*, take."""
-        part = part_of(self.repository, tree, _PARTS if self.tests else _PARTS[:1])
+        part = part_of(self.repository, tree, _PARTS)
         files = [*(child_folder() / name for name in _CHILD), self.launches]
         sources = [sha256_bytes(file.read_bytes()) for file in files]
         key = digest_of([part, version, environment_key(), sources])
@@ -161,8 +159,8 @@ class KernelSurvey:
             told.write_text(json.dumps(known), encoding="utf-8")
             command: list[str | Path] = [*interpreter(self.store, python), child_folder() / _CHILD[0]]
             command += ["--tree", tree, "--metadata", metadata_folder(scratch, version), "--report", report]
-            command += ["--launches", self.launches, *(() if self.tests else ("--no-tests",))]
-            command += ["--known", told, "--jobs", str(self.jobs or len(os.sched_getaffinity(0)))]
+            command += ["--launches", self.launches, "--known", told]
+            command += ["--jobs", str(self.jobs or len(os.sched_getaffinity(0)))]
             try:
                 run_limited(command, limits=_LIMITS, cwd=scratch, env=environment(scratch), log=log)
                 return decode_json(report.read_bytes(), KernelReport)

@@ -18,10 +18,7 @@ from sparkwright.base.config import Model, decode_json
 from sparkwright.base.digests import to_json
 from sparkwright.base.process.session import LimitsExceeded, ProcessLimits, run_limited
 from sparkwright.carries.model import ProbeSpec
-from sparkwright.probe.environment import (
-    fingerprint,
-    forget_bytecode,
-)
+from sparkwright.probe.environment import fingerprint, forget_bytecode
 from sparkwright.probe.pool import ProbePool, child_folder, environment, interpreter
 from sparkwright.probe.proof import DISTURBED, STOPPED, ProbeRun
 from sparkwright.store.disk import remove_tree

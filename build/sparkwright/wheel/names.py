@@ -122,20 +122,13 @@ def local_version(
 ) -> str:
     """Return a build's PEP 440 version, such as ``0.24.0+spark.12.1a2b3c4d``.
 
-    With kernels compiled for the usual card it is ``0.24.0+spark.12.sm121a.1a2b3c4d``, for another one
-    ``0.24.0+spark.sm100a.12.5e6f7a8b``. Where some extensions are upstream's, the number of those compiled
-    is in it: ``0.24.0+spark.12.mixed.5.sm121a.1a2b3c4d``, ``0.24.0+spark.mixed.sm100a.12.5.5e6f7a8b``.
-
-    PEP 440 compares local versions part by part, numbers as numbers and above words. So a higher revision
-    is newer whatever the digests are, a build of any is newer than one of a tool that did not count them
-    (``+spark.1a2b3c4d``), and a wheel for another card is never preferred to one for the usual card. Of one
-    revision, the wheel with kernels for the usual card comes after the one with upstream's: ``sm`` is
-    above every hex digit, and the digest's part always has a letter. Between the two is ``mixed``, by the
-    number of compiled extensions; for another card it comes before every wheel that is compiled as a whole.
-
-    Upstream's version of an untagged commit, ``0.33.1.dev12+gabcdef123``, keeps its local part in front:
-    ``0.33.1.dev12+gabcdef123.spark.0.1a2b3c4d`` is newer than upstream's wheel of that commit, older than
-    any of a later commit, whose ``dev`` number is higher, and than the next release.
+    Its forms are in ``docs/architecture.md``. PEP 440 compares local versions part by part, numbers as
+    numbers and above words. So a higher revision is newer whatever the digests are, and a wheel for another
+    card is never preferred to one for the usual card. Of one revision, the wheel with kernels for the usual
+    card comes after the one with upstream's: ``sm`` is above every hex digit, and the digest's part always
+    has a letter. Between the two is ``mixed``, by the number of compiled extensions; for another card it
+    comes before every wheel that is compiled as a whole. Upstream's version of an untagged commit keeps its
+    local part in front: it is newer than upstream's wheel of that commit, and older than any of a later one.
 
     Args:
         release: upstream's version, with no local part but that of an untagged commit.

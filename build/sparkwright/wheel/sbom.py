@@ -13,14 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 from uuid import NAMESPACE_URL, UUID, uuid5
 
-from cyclonedx.model import (
-    ExternalReference,
-    ExternalReferenceType,
-    HashAlgorithm,
-    HashType,
-    Property,
-    XsUri,
-)
+from cyclonedx.model import ExternalReference, ExternalReferenceType, HashAlgorithm, HashType, Property, XsUri
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import (
     Commit,

@@ -233,10 +233,7 @@ def test_index_pages_are_asked_again_when_the_server_is_busy(settings, index, ev
 def test_a_further_index_fills_in_and_may_be_absent(tmp_path, artifact, index, events):
     with RunningIndex() as empty:
         settings = IndexSettings(
-            index_url=empty.url,
-            extra_index_urls=(tmp_path.as_uri(), index.url),
-            attempts=1,
-            backoff_s=0.01,
+            index_url=empty.url, extra_index_urls=(tmp_path.as_uri(), index.url), attempts=1, backoff_s=0.01
         )
         assert locate(artifact, settings).sha256 == artifact.sha256
     skipped = [event.data["index"] for event in events if event.kind == "index.skipped"]
