@@ -181,7 +181,7 @@ def apply_to_source(
     """
     outcomes: list[Outcome] = []
     for carry in carries:
-        ready = attempt(carry, partial(source_change, repository, carry, tree, version=version))
+        ready = attempt(carry, partial(_source_change, repository, carry, tree, version=version))
         if ready.change is None:
             outcome = Outcome(carry=carry.name, kind=OutcomeKind.REFUSED, tree=tree, detail=ready.refusal)
         else:
@@ -192,7 +192,7 @@ def apply_to_source(
     return tree, tuple(outcomes)
 
 
-def source_change(repository: Repository, carry: Carry, tree: str, *, version: str) -> CarryChange:
+def _source_change(repository: Repository, carry: Carry, tree: str, *, version: str) -> CarryChange:
     """Return the change of *carry*, on the base that its revision for *version* was written against."""
     revision = carry.revision_for(version)
     if revision is None:

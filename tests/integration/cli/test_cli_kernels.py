@@ -136,7 +136,6 @@ class TestNative:
         (feed,) = [outcome for outcome in told["outcomes"] if outcome["carry"] == "feed"]
         changed = [(source["name"], source["pristine"]) for source in told["sources"]]
         assert (feed["kind"], changed) == (kind, [("quack", tree)] if kind == "applied" else [])
-        assert (compiling.call("carry", "show", "feed").status == 0) == (kind == "applied")
 
     def test_another_point(self, compiling: World, monkeypatch: pytest.MonkeyPatch) -> None:
         def planned(*words: str) -> dict[str, object]:
@@ -253,11 +252,7 @@ class TestNative:
 
 class TestAuthoring:
     def test_show(self, compiling: World) -> None:
-        ran = compiling.call("carry", "show", "feed")
-        assert ran.status == 20, ran.said
-        assert "the source of quack is not in the store" in ran.said
-        bring(compiling)
-        assert "+set(ARCHS 8.0 12.1a)" in compiling.good("carry", "show", "feed").out
+        assert "+set(ARCHS 8.0 12.1a)" in compiling.good("carry", "show", "feed").out, "without its source"
         assert "+// a kernel for the card" in compiling.good("carry", "show", "card").out
 
     @pytest.mark.parametrize("words", [("refresh", "feed"), ("edit", "TREE", "--carry", "feed")])
