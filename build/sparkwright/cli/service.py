@@ -18,7 +18,6 @@ from sparkwright.base.machine import card_capability
 from sparkwright.cli.command import Group, Part, Result
 from sparkwright.cli.options import (
     FORCE,
-    PATH_TYPE,
     RECIPE,
     reading_options,
     require_libraries,
@@ -37,7 +36,7 @@ from sparkwright.serve.preflight.run import run_preflight
 from sparkwright.serve.service import change, files
 from sparkwright.serve.service.change import has_systemd
 from sparkwright.serve.service.model import ServiceOptions, ServicePlaces, ServiceRecord, load_record
-from sparkwright.serve.settings import read_key, shell_key, with_settings
+from sparkwright.serve.settings import shell_key, with_settings
 
 _SCOPE = click.option(
     "--user/--system",
@@ -58,7 +57,11 @@ def command() -> None:
 @serving_options
 @click.option("--port", type=click.IntRange(1, 65535), default=PORT, show_default=True)
 @click.option("--run-as", default="", help="User of a system's unit; the one behind sudo, or sparkwright.")
-@click.option("--models", type=PATH_TYPE, help="Folder of downloaded models (HF_HOME).")
+@click.option(
+    "--models",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Folder of downloaded models (HF_HOME).",
+)
 @wheel_options
 @_SCOPE
 @FORCE
@@ -139,7 +142,7 @@ def status(*, name: str, **asked: Any) -> Result:
     for one in names:
         places = _places(one, asked)
         record = load_record(places)
-        good, line = _manager(places, record).state()
+        good, line = _manager(places).state()
         found.append(
             {
                 "name": one,
@@ -175,7 +178,7 @@ def upgrade(*, name: str, previous: bool, offline: bool, **asked: Any) -> Result
     places = _places(name, asked)
     record = load_record(places)
     if previous:
-        back = change.roll_back(change.Slots(places.state), record, _manager(places, record))
+        back = change.roll_back(change.Slots(places.state), record, _manager(places))
         back.write(places.record)
     else:
         options = record.options
@@ -298,9 +301,8 @@ def _prepared(
     return made.python.parents[1].name
 
 
-def _manager(places: ServicePlaces, record: ServiceRecord) -> change.SystemdManager:
-    url = reachable(record.options.host, record.options.port)
-    return change.SystemdManager(places.unit_name, places.scope, url, read_key(places.key))
+def _manager(places: ServicePlaces) -> change.SystemdManager:
+    return change.SystemdManager(places.unit_name, places.scope)
 
 
 def _change(
@@ -322,8 +324,6 @@ def _change(
         require_clear(run_preflight(request), force=not predict)
 
     slots = change.Slots(places.state)
-    changed = change.upgrade(
-        slots, record, slot, _manager(places, record), wheel=wheel.name, preflight=preflight
-    )
+    changed = change.upgrade(slots, record, slot, _manager(places), wheel=wheel.name, preflight=preflight)
     changed.write(places.record)
     slots.prune({changed.current, changed.previous})

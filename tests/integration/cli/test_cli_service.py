@@ -17,12 +17,11 @@ import pytest
 import wheelkit
 from channel_kit import POLICY, ChannelWorld, now
 from command import call
-from service_kit import vllm_wheel
+from service_kit import canary, vllm_wheel
 
 from sparkwright.base.machine import free_port
 from sparkwright.cli import service
 from sparkwright.serve.service import change
-from sparkwright.serve.service.change import canary_failure
 
 # Starts the service as systemd would: by the link, with the key, and ready once it answers.
 SYSTEMCTL = """#!{python}
@@ -116,8 +115,8 @@ def test_a_service_from_its_installation_to_its_removal(machine: Machine) -> Non
     done = machine.install(vllm_wheel(wheels, "1.0"))
     assert done.returncode == 0, done.stderr
     key = (machine.config / "chat.key").read_text().strip()
-    assert canary_failure(f"http://127.0.0.1:{machine.port}", key) == ""
-    assert canary_failure(f"http://127.0.0.1:{machine.port}", "") != ""
+    assert canary(f"http://127.0.0.1:{machine.port}", key) == ""
+    assert canary(f"http://127.0.0.1:{machine.port}", "") != ""
     unit = "sparkwright-chat.service"
     called = machine.calls.read_text().splitlines()
     assert called == [
@@ -135,7 +134,7 @@ def test_a_service_from_its_installation_to_its_removal(machine: Machine) -> Non
     )
     assert done.returncode == 77
     assert "the environment before it serves again" in done.stderr
-    assert canary_failure(f"http://127.0.0.1:{machine.port}", key) == ""
+    assert canary(f"http://127.0.0.1:{machine.port}", key) == ""
     assert machine.status["wheel"] == "vllm-1.0-py3-none-any.whl"
 
     done = machine.run("upgrade", "chat", "--user", "--unlocked", "--wheel", vllm_wheel(wheels, "3.0"))

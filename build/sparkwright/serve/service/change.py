@@ -5,7 +5,6 @@ The old environment is kept until the new one has answered.
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 from collections.abc import Callable, Iterable
@@ -64,12 +63,10 @@ class Slots:
 
 @dataclass(frozen=True)
 class SystemdManager:
-    """A unit of systemd, whose server has the root *url*."""
+    """A unit of systemd; as one of type notify it has started once a request got tokens."""
 
     unit: str
     scope: Scope
-    url: str
-    api_key: str
 
     def _call(self, *words: str, accept: tuple[int, ...] = (0,)) -> None:
         """Run ``systemctl``.
@@ -86,7 +83,7 @@ class SystemdManager:
         run(["systemctl", *scope, *words], timeout=limit, accept=accept)
 
     def start(self) -> None:
-        """Start it and wait until it is ready; a unit of type notify is, once a request got tokens.
+        """Start it and wait until it is ready.
 
         Raises:
             ServerEndedError: it did not become ready.
@@ -120,29 +117,6 @@ class SystemdManager:
             return False, active or "it is not there"
         return line == "healthy", line
 
-    def answers(self) -> str:
-        """Return empty if a request gets tokens, else the failure."""
-        return canary_failure(self.url, self.api_key)
-
-
-def canary_failure(url: str, api_key: str) -> str:
-    """Request a few tokens from the server at *url*; return empty once they came, else the failure."""
-    from sparkwright.engine.cell import Deadlines
-    from sparkwright.engine.client.endpoint import Endpoint, check_endpoint, open_session
-    from sparkwright.engine.client.request import canary
-
-    async def ask() -> str:
-        endpoint, deadlines = Endpoint(url, "", api_key), Deadlines()
-        async with open_session(endpoint) as session:
-            facts = await check_endpoint(session, endpoint, deadlines)
-            named = Endpoint(url, facts.model, api_key)
-            return await canary(session, named, deadlines, 1.0)
-
-    try:
-        return asyncio.run(ask())
-    except SparkwrightError as error:
-        return str(error)
-
 
 def has_systemd(scope: Scope) -> bool:
     """Tell if systemd runs this machine, and for *scope* ``user`` the user's session."""
@@ -173,7 +147,7 @@ def upgrade(
     """
     preflight(slots.python(name))
     old = slots.current
-    if name == old and not manager.answers():
+    if name == old and manager.state()[0]:
         emit("service.unchanged", wheel=wheel)
         return record
     failure = _switch(slots, name, manager)
@@ -222,9 +196,9 @@ def _switch(slots: Slots, name: str, manager: SystemdManager) -> str:
     try:
         with task("start the service"):
             manager.start()
-        return manager.answers()
     except SparkwrightError as error:
         return str(error)
+    return ""
 
 
 def _put_back(slots: Slots, old: str, manager: SystemdManager, failure: str, wheel: str) -> ServerEndedError:
