@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from ipaddress import ip_interface
@@ -27,7 +26,7 @@ from sparkwright.base.process.run import run
 from sparkwright.base.ssh import SshHost, parse_host
 from sparkwright.recipes.recipe import Recipe
 from sparkwright.serve.preflight.finding import warn_or_refuse
-from sparkwright.serve.preflight.link import LinkFacts, check_link, read_link
+from sparkwright.serve.preflight.link import ACTIVE, LinkFacts, check_link, read_link
 
 CHILD = Path(__file__).with_name("child") / "peer.py"
 _SCRIPT = 'command -v python3 >/dev/null || exit 127; exec python3 -c "$@"'
@@ -72,15 +71,7 @@ class MachineFacts(msgspec.Struct, frozen=True):
 
     def link(self, host: str, variables: Mapping[str, str]) -> LinkFacts:
         """Return its end of a link; *variables* are those of its server."""
-        with tempfile.TemporaryDirectory() as folder:
-            for name, text in self.devices.items():
-                place = Path(folder, name)
-                place.parent.mkdir(parents=True, exist_ok=True)
-                if text:
-                    place.write_text(text, encoding="utf-8")
-                else:
-                    place.mkdir(exist_ok=True)
-            return read_link(variables, Path(folder), host=host)
+        return read_link(variables, self.devices, host=host)
 
     def rdma_of(self, interface: str) -> list[str]:
         """Return the RDMA devices of the *interface*."""
@@ -361,7 +352,7 @@ def _ends(facts: MachineFacts) -> list[tuple[int, str, End]]:
     """Return the interfaces that are up, one for each address, with their speeds and networks."""
     link = facts.link("", {})
     speeds = {one.name: one.mbps for one in link.interfaces if one.up}
-    active = {one.device for one in link.rdma if one.state == "ACTIVE"}
+    active = {device for device, state in link.rdma.items() if state == ACTIVE}
     found = []
     for name, text in facts.addresses:
         address = ip_interface(text)

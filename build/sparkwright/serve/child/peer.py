@@ -34,10 +34,9 @@ _POLL_S = 0.25
 _PIECE = 1 << 20
 _LARGE = 64 << 20
 _PART = ".sparkwright-part"
-_SYS = Path("/sys")
 _DEVICES = (
     "class/net/*/speed", "class/net/*/operstate", "class/net/*/device", "class/net/*/device/infiniband/*",
-    "class/infiniband/*/ports/*/state", "class/infiniband/*/ports/*/rate",
+    "class/infiniband/*/ports/*/state",
 )  # fmt: skip
 _CARD = "--query-gpu=compute_cap,driver_version,memory.total"
 _PYTHON = "import sys, sysconfig as s; print(*sys.version_info[:2], sep='.'); print(s.get_path('include'))"
@@ -81,12 +80,17 @@ def facts(request: dict[str, str]) -> None:
             for address in one.get("addr_info", [])
             if address.get("scope") in {"global", "link"} and "local" in address
         ],
-        devices={
-            str(path.relative_to(_SYS)): "" if path.is_dir() else text(path).strip()
-            for pattern in _DEVICES
-            for path in _SYS.glob(pattern)
-        },
+        devices=list_devices(),
     )
+
+
+def list_devices(root: Path = Path("/sys")) -> dict[str, str]:
+    """Return the kernel's files about networks and RDMA by their paths, with their texts."""
+    return {
+        str(path.relative_to(root)): "" if path.is_dir() else text(path).strip()
+        for pattern in _DEVICES
+        for path in root.glob(pattern)
+    }
 
 
 def output(*argv: str) -> str:

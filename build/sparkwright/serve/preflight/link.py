@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 from sparkwright.base.config import Model
 from sparkwright.serve.preflight.finding import Finding, finding
@@ -14,8 +12,10 @@ FAST_MBPS = 100_000
 """A Spark's ConnectX-7 ports run at 200 Gb/s, and its other port at 10."""
 
 _VARIABLES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_IB_DISABLE", "NCCL_NET")
+_INTERFACE = re.compile(r"class/net/([^/]+)/operstate")
+_PORT = re.compile(r"class/infiniband/([^/]+)/ports/\d+/state")
 _HANGS = "2.28.9"
-_ACTIVE = "ACTIVE"
+ACTIVE = "ACTIVE"
 
 
 class Interface(Model, frozen=True):
@@ -31,32 +31,19 @@ class Interface(Model, frozen=True):
     physical: bool = True
 
 
-class RdmaPort(Model, frozen=True):
-    """A port of an RDMA device.
-
-    Attributes:
-        device: such as ``rocep1s0f0`` or ``mlx5_0``.
-        mbps: rate in Mb/s; -1 where it is not known.
-    """
-
-    device: str
-    port: int
-    state: str = ""
-    mbps: int = -1
-
-
 class LinkFacts(Model, frozen=True):
     """One end.
 
     Attributes:
+        rdma: states of the ports of RDMA devices, by names such as ``rocep1s0f0`` or ``mlx5_0``.
         variables: NCCL's and Gloo's variables, as far as they are set.
         nccl: version of NCCL in the environment; empty where it is not known.
     """
 
     host: str
     interfaces: tuple[Interface, ...] = ()
-    rdma: tuple[RdmaPort, ...] = ()
-    variables: dict[str, str] = {}  # noqa: RUF012 - msgspec copies empty defaults
+    rdma: dict[str, str] = {}  # noqa: RUF012 - msgspec copies empty defaults
+    variables: dict[str, str] = {}  # noqa: RUF012
     nccl: str = ""
 
     @property
@@ -65,44 +52,29 @@ class LinkFacts(Model, frozen=True):
         return tuple(one for one in self.interfaces if one.up and one.mbps >= FAST_MBPS)
 
 
-def _interfaces(devices: Path) -> Iterator[Interface]:
-    """Yield the network interfaces (sysfs-class-net)."""
-    for place in sorted((devices / "class" / "net").glob("*/")):
-        if place.name != "lo":
-            speed = _text(place / "speed")
-            yield Interface(
-                name=place.name,
-                mbps=int(speed) if speed.lstrip("-").isdecimal() else -1,
-                up=_text(place / "operstate") == "up",
-                physical=(place / "device").exists(),
-            )
-
-
-def _rdma(devices: Path) -> Iterator[RdmaPort]:
-    """Yield the ports of RDMA devices (sysfs-class-infiniband)."""
-    for port in sorted((devices / "class" / "infiniband").glob("*/ports/*")):
-        # They read `4: ACTIVE` and `200 Gb/sec (4X HDR)`.
-        state = _text(port / "state").rpartition(":")[2].strip()
-        rate = re.match(r"([\d.]+)\s*Gb/sec", _text(port / "rate"))
-        speed = int(float(rate.group(1)) * 1000) if rate else -1
-        number = int(port.name) if port.name.isdecimal() else 0
-        yield RdmaPort(device=port.parents[1].name, port=number, state=state, mbps=speed)
-
-
-def _text(path: Path) -> str:
-    with contextlib.suppress(OSError, UnicodeDecodeError):  # the speed of an interface that is down
-        return path.read_text(encoding="ascii").strip()
-    return ""
-
-
 def read_link(
-    environment: Mapping[str, str], devices: Path = Path("/sys"), *, host: str, nccl: str = ""
+    environment: Mapping[str, str], devices: Mapping[str, str], *, host: str, nccl: str = ""
 ) -> LinkFacts:
-    """Return the facts of this end; *devices* is the kernel's description of them."""
+    """Return the facts of one end; *devices* are the files that `list_devices` reads there."""
+    names = [match[1] for path in devices if (match := _INTERFACE.fullmatch(path)) and match[1] != "lo"]
+    speeds = {name: devices.get(f"class/net/{name}/speed", "") for name in names}
     return LinkFacts(
         host=host,
-        interfaces=tuple(_interfaces(devices)),
-        rdma=tuple(_rdma(devices)),
+        interfaces=tuple(
+            Interface(
+                name=name,
+                mbps=int(speed) if speed.lstrip("-").isdecimal() else -1,
+                up=devices[f"class/net/{name}/operstate"] == "up",
+                physical=f"class/net/{name}/device" in devices,
+            )
+            for name, speed in sorted(speeds.items())
+        ),
+        # A state reads `4: ACTIVE`.
+        rdma={
+            match[1]: state.rpartition(":")[2].strip()
+            for path, state in sorted(devices.items())
+            if (match := _PORT.fullmatch(path))
+        },
         variables={name: environment[name] for name in _VARIABLES if environment.get(name)},
         nccl=nccl,
     )
@@ -162,14 +134,14 @@ def selects(value: str, name: str, *, exact: bool = False) -> bool:
 
 def _devices(end: LinkFacts) -> Iterator[Finding]:
     """Yield findings about RDMA, without which NCCL copies through the kernel's sockets."""
-    active = [one.device for one in end.rdma if one.state == _ACTIVE]
+    active = [device for device, state in end.rdma.items() if state == ACTIVE]
     variables = end.variables
     if variables.get("NCCL_IB_DISABLE") == "1" or variables.get("NCCL_NET", "").lower() == "socket":
         names = [name for name in ("NCCL_IB_DISABLE", "NCCL_NET") if name in variables]
         shown = ", ".join(f"{name}={variables[name]}" for name in names)
         yield finding("rdma/off", host=end.host, variables=shown)
     elif end.fast and not active:
-        shown = ", ".join(f"{one.device} {one.state or 'unknown'}" for one in end.rdma)
+        shown = ", ".join(f"{device} {state or 'unknown'}" for device, state in end.rdma.items())
         yield finding("rdma", host=end.host, devices=shown or "/sys/class/infiniband has none")
     value = variables.get("NCCL_IB_HCA", "")
     if value and active and not any(selects(value, one) for one in active):

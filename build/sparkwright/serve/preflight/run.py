@@ -13,6 +13,7 @@ from sparkwright.engine.installed import EngineFacts
 from sparkwright.engine.models import cache_folder
 from sparkwright.engine.release import ask_installed
 from sparkwright.recipes.recipe import TINY, Recipe
+from sparkwright.serve.child.peer import list_devices
 from sparkwright.serve.preflight.checkpoint import find_folder
 from sparkwright.serve.preflight.drafter import (
     check_draft_cache,
@@ -121,6 +122,5 @@ def _link(facts: StartFacts) -> Iterator[Finding]:
     request = facts.request
     if (request.nodes or request.recipe.nodes) > 1:
         nccl = facts.engine.nccl if facts.engine else ""
-        yield from check_link(
-            (read_link(request.variables, host=platform.node() or "this machine", nccl=nccl),)
-        )
+        own = read_link(request.variables, list_devices(), host=platform.node() or "this machine", nccl=nccl)
+        yield from check_link((own,))
