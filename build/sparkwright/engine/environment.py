@@ -156,25 +156,20 @@ def plan_environment(
     sources: Sources,
     *,
     locked: bool = True,
-    capability: str | None = None,
-    environment: Mapping[str, str] = os.environ,
 ) -> Environment:
     """Return the environment that `prepare` makes, whether it is there or not; nothing is installed.
-
-    *capability* is the card's, such as ``12.1``, empty without one; by default that of this host's.
 
     Raises:
         ConfigError: the wheel has no locked runtime.
         LockMismatchError: the runtime does not fit the wheel.
         TamperedError, FetchError: a companion of the channel cannot be had as it was signed.
     """
-    wheel = offered.wheel
-    capability = card_capability() if capability is None else capability
+    wheel, capability = offered.wheel, card_capability()
     requirements = wheel_requirements(offered, sources.patchsets) if locked else ExactRequirements()
     choice = _choose_companion(offered, recipe, sources, requirements, capability)
     variables = cubin_variables(
         requirements,
-        {**environment, **recipe.environment},
+        {**os.environ, **recipe.environment},
         capability=capability,
         complete=choice.wheel is not None and choice.listed and not choice.missing,
     )

@@ -1,7 +1,7 @@
 """A wheel of a channel, served outside of a checkout: with its runtime, and a companion of the channel."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import companion_kit
@@ -38,23 +38,24 @@ class Offered:
     store: Store
     wheel: Path
     companion: Path
+    patch: pytest.MonkeyPatch
 
     def runtime(self, recipe: str = "any", capability: str = "12.1", *, locked: bool = True) -> Environment:
         """What is served with far from any checkout."""
         place = str(self.world.published / "channels/nightly")
         offer = open_channel(self.store, place, MACHINE, "", trust=self.world.reader)
+        self.patch.setattr("sparkwright.engine.environment.card_capability", lambda: capability)
+        self.patch.setenv("PATH", str(self.world.folder))
         return plan_environment(
             OfferedWheel(offer.wheel, offer),
             Recipe(format=1, name=recipe, title="R", model="m"),
             Sources(self.store),
-            capability=capability,
-            environment={"PATH": str(self.world.folder)},
             locked=locked,
         )
 
 
 @pytest.fixture
-def offered(tmp_path: Path, store: Store) -> Offered:
+def offered(tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch) -> Offered:
     world = ChannelWorld(tmp_path / "channel")
     wheel = world.audited(small_vllm(world.dist))
     world.promote_file(wheel, requires=f"flashinfer-python==1.2.3 --hash=sha256:{'0' * 64}\n")
@@ -65,7 +66,7 @@ def offered(tmp_path: Path, store: Store) -> Offered:
     world.publisher().promote("nightly", candidate, STRICT, now())
     world.pin()
     world.verify()
-    return Offered(world, store, wheel, companion)
+    return Offered(world, store, wheel, companion, monkeypatch)
 
 
 def test_runtime_and_companion_come_from_the_channel(offered: Offered) -> None:
@@ -105,7 +106,7 @@ def test_a_changed_companion_or_runtime_is_refused(offered: Offered) -> None:
 
 
 def test_without_a_runtime_it_is_served_unlocked_alone(offered: Offered, tmp_path: Path) -> None:
-    bare = Offered(ChannelWorld(tmp_path / "bare"), offered.store, offered.wheel, offered.companion)
+    bare = replace(offered, world=ChannelWorld(tmp_path / "bare"))
     bare.world.promote_file(_copied(offered, bare.world))
     bare.world.pin()
     with pytest.raises(ConfigError, match="has no locked runtime"):

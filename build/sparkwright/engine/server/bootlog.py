@@ -106,7 +106,7 @@ _BAD = re.compile(
     r"|^Segmentation fault|Fatal Python error",
     re.IGNORECASE,
 )
-_LONGEST = 400
+_LONGEST, _MOST_LINES = 400, 200
 
 
 def plain(text: str) -> str:
@@ -114,11 +114,11 @@ def plain(text: str) -> str:
     return _COLOURS.sub("", text)
 
 
-def error_lines(text: str, *, most: int = 200) -> tuple[str, ...]:
-    """Return the first *most* lines that report an error, each cut to 400 characters."""
+def error_lines(text: str) -> tuple[str, ...]:
+    """Return the first 200 lines that report an error, each cut to 400 characters."""
     lines = (line.rsplit("\r", 1)[-1] for line in plain(text).splitlines())
     bad = [line[:_LONGEST] for line in lines if _LEVEL.search(line) or _BAD.search(line)]
-    return tuple(bad[:most])
+    return tuple(bad[:_MOST_LINES])
 
 
 def read_boot_log(text: str) -> BootFacts:

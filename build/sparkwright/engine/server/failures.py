@@ -126,14 +126,14 @@ def tail(log: str, *, lines: int = 40) -> str:
     return "\n".join(kept[-lines:])
 
 
-def excerpt(log: str, *, before: int = 6, lines: int = 12) -> str:
-    """Return the lines of a log that end with the first Python error; without one, its last *lines*."""
+def excerpt(log: str) -> str:
+    """Return the six lines of a log that end with the first Python error; without one, its last twelve."""
     text = plain(log)
     found = _ROOT.search(text)
     if found is None:
-        return tail(log, lines=lines)
+        return tail(log, lines=12)
     end = text.find("\n", found.start(1))
-    return tail(text[: end if end >= 0 else len(text)], lines=before)
+    return tail(text[: end if end >= 0 else len(text)], lines=6)
 
 
 def _root(log: str) -> str:

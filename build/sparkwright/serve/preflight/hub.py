@@ -51,7 +51,6 @@ class RemoteModel:
     checkpoint: Checkpoint | None = None
     download: int = -1
     files: int = 0
-    commit: str = ""
     refused: str = ""
     unread: str = ""
 
@@ -149,7 +148,7 @@ class _Source:
         )
         bad = next((f"{one.name}: {one.problem}" for one in shards if one.problem), "")
         size = sum(sizes[file] for file in fetched)
-        return RemoteModel(None if bad else checkpoint, size, len(fetched), commit, unread=bad)
+        return RemoteModel(None if bad else checkpoint, size, len(fetched), unread=bad)
 
     def _address(self, commit: str, file: str) -> str:
         return f"{self.endpoint}/{self.name}/resolve/{commit}/{quote(file)}"
