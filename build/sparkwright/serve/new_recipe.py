@@ -206,14 +206,13 @@ def _fitted(
         made = msgspec.structs.replace(recipe, flags={**recipe.flags, **new})
         return made, inspect_start(replace(request, recipe=made))
 
-    length = longest
+    length, guess = longest, ""
     made, report = tried(max_model_len=length)
     if report.budget.plan is None:
-        length = min(length, _UNPLANNED)
+        length, guess = min(length, _UNPLANNED), report.budget.plan_unknown
         made, report = tried(max_model_len=length)
-        return _with_reason(made, stated, "not planned", "not planned"), report, [
-            Remark("wrong", f"max-model-len {length}", f"it is a guess: {report.budget.plan_unknown}")
-        ]  # fmt: skip
+    elif not known and "max-model-len" not in stated:
+        guess = "the configuration states no longest context"
     while length > _SHORTEST and any(one.check == "kv-cache" for one in report.findings):
         length //= 2
         made, report = tried(max_model_len=length)
@@ -225,15 +224,8 @@ def _fitted(
         fitting = pool // plan.block_bytes // plan.request_blocks(report.budget.length)
         made, report = tried(max_model_len=length, max_num_seqs=max(1, min(_REQUESTS, fitting)))
     most = "the longest context of the checkpoint" if length == longest else f"of {longest:,}, as fits a GB10"
-    if known or "max-model-len" in stated:
-        return _with_reason(made, stated, most, requests), report, []
-    guess = "it is a guess: the configuration states no longest context"
-    return _with_reason(made, stated, guess, requests), report, [
-        Remark("wrong", f"max-model-len {length}", guess)
-    ]  # fmt: skip
-
-
-def _with_reason(recipe: Recipe, stated: set[str], length: str, requests: str) -> Recipe:
-    reasons = {"max-model-len": length, "max-num-seqs": requests}
+    reasons = {"max-model-len": f"it is a guess: {guess}" if guess else most, "max-num-seqs": requests}
     reasons = {name: why for name, why in reasons.items() if name not in stated}
-    return msgspec.structs.replace(recipe, why={**reasons, **recipe.why})
+    made = msgspec.structs.replace(made, why={**reasons, **made.why})
+    remarks = [Remark("wrong", f"max-model-len {length}", f"it is a guess: {guess}")] if guess else []
+    return made, report, remarks

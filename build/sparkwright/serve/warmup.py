@@ -17,6 +17,7 @@ from sparkwright.engine.cell import Cell, Deadlines, Load, Prompt
 from sparkwright.engine.client.endpoint import Endpoint
 from sparkwright.engine.observations import BootFacts
 from sparkwright.recipes.recipe import Recipe
+from sparkwright.serve.preflight.kv_plan import flag_number
 
 if TYPE_CHECKING:
     import aiohttp
@@ -61,10 +62,7 @@ class Limits:
 
 
 def _whole(recipe: Recipe, flag: str, reported: int, usual: int) -> int:
-    value = recipe.flags.get(flag)
-    if isinstance(value, int) and not isinstance(value, bool) and value > 0:
-        return value
-    return reported if reported > 0 else usual
+    return next(value for value in (flag_number(recipe, flag, 0), reported, usual) if value > 0)
 
 
 def rounds(limits: Limits) -> tuple[Round, ...]:

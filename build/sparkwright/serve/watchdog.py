@@ -19,6 +19,7 @@ from enum import StrEnum
 from typing import Final
 
 from sparkwright.recipes.recipe import Recipe
+from sparkwright.serve.preflight.kv_plan import flag_number
 
 STALL_S: Final = 120.0
 SLOWEST_PREFILL: Final = 100.0
@@ -64,10 +65,9 @@ class WatchLimits:
     @classmethod
     def of(cls, recipe: Recipe) -> WatchLimits:
         """Return the limits for a recipe: no less than its longest step takes at `SLOWEST_PREFILL`."""
-        flags = recipe.flags
-        tokens = int(flags.get("max-num-batched-tokens", _BATCHED_TOKENS))
-        if flags.get("enable-chunked-prefill") is False:
-            tokens = max(tokens, int(flags.get("max-model-len", tokens)))
+        tokens = flag_number(recipe, "max-num-batched-tokens", _BATCHED_TOKENS)
+        if recipe.flags.get("enable-chunked-prefill") is False:
+            tokens = max(tokens, flag_number(recipe, "max-model-len", tokens))
         stall_s = max(STALL_S, tokens / SLOWEST_PREFILL)
         return cls(stall_s=stall_s, warm_s=max(WARM_S, stall_s))
 

@@ -25,7 +25,9 @@ from sparkwright.base.errors import EndpointError, ServerError, SparkwrightError
 from sparkwright.base.events import emit, warn
 from sparkwright.base.process.session import Running, start
 from sparkwright.engine.cell import Deadlines
-from sparkwright.engine.client.endpoint import Endpoint, reachable
+from sparkwright.engine.client.endpoint import Endpoint, open_session, reachable, read_body
+from sparkwright.engine.client.request import first_tokens
+from sparkwright.engine.metrics.scrape import fetch_snapshot
 from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server.bootlog import BootStages, error_lines, facts_from_metrics, read_boot_log
 from sparkwright.engine.server.compiling import FlashInferBuild
@@ -129,8 +131,6 @@ class ServerProcess:
     @property
     def endpoint(self) -> Endpoint:
         """Return the endpoint for requests."""
-        from sparkwright.engine.client.endpoint import Endpoint
-
         return Endpoint(self.url, self.model, self.launch.api_key, card=self.launch.card)
 
     @property
@@ -239,9 +239,6 @@ class ServerProcess:
             return self._kept
 
     async def _boot(self) -> None:
-        from sparkwright.engine.client.endpoint import open_session
-        from sparkwright.engine.metrics.scrape import fetch_snapshot
-
         async with open_session(self.endpoint) as session:
             await self._until_ready(session)
             took = self._age * self.launch.speed
@@ -311,8 +308,6 @@ class ServerProcess:
         return why
 
     async def _canary(self, session: aiohttp.ClientSession) -> str:
-        from sparkwright.engine.client.request import first_tokens
-
         if not self.model:
             self.model = await self._served(session)
             if not self.model:
@@ -325,8 +320,6 @@ class ServerProcess:
     async def _served(self, session: aiohttp.ClientSession) -> str:
         """Return the first model that the server lists, or empty."""
         import aiohttp
-
-        from sparkwright.engine.client.endpoint import read_body
 
         timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
         try:
@@ -373,8 +366,6 @@ class ServerProcess:
 
     async def _watch(self) -> None:
         """Fetch the counters regularly, and keep evidence as soon as the server ends by itself."""
-        from sparkwright.engine.client.endpoint import open_session
-
         async with open_session(self.endpoint) as session:
             fetched = time.monotonic()
             while self.died is None:
@@ -387,8 +378,6 @@ class ServerProcess:
 
     async def _fetch_metrics(self, session: aiohttp.ClientSession) -> None:
         import aiohttp
-
-        from sparkwright.engine.client.endpoint import read_body
 
         timeout = aiohttp.ClientTimeout(total=_ANSWER_S)
         with contextlib.suppress(SparkwrightError, aiohttp.ClientError, TimeoutError, UnicodeDecodeError):
