@@ -24,8 +24,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import psutil
+
 from sparkwright.base.digests import sha256_file
-from sparkwright.base.machine import look
+from sparkwright.base.machine import card_capability, card_fields, look
 from sparkwright.companion.model import CompanionSpec, load_companion
 from sparkwright.companion.wheel import companion_for, read_companion
 from sparkwright.engine.installed import EngineFacts
@@ -141,10 +143,6 @@ def compilers_at_once(
 
 def jobs_variable(recipe: Recipe, environment: Mapping[str, str]) -> dict[str, str]:
     """Return MAX_JOBS for the server of *recipe*; nothing without a card, or where *environment* has it."""
-    import psutil
-
-    from sparkwright.base.machine import card_capability, card_fields
-
     if JOBS in environment or not card_capability():
         return {}
     machine = look()

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import csv
+import hashlib
 import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile, ZipFile
 
 from msgspec import structs
 
 from sparkwright.base.errors import ArchiveError, ProcessError, ServerError, ToolError, WheelError
+from sparkwright.base.process.run import run
+from sparkwright.wheel.names import parse_name
+from sparkwright.wheel.recorded import read_record
 
 REGISTRY = "vllm/model_executor/models/registry.py"
 COMPANION = "flashinfer-jit-cache"
@@ -104,8 +110,6 @@ def read_installed(python: Path) -> EngineFacts:
     Raises:
         ServerError: it has none, cannot be run, or the wheel's record of carries is broken.
     """
-    from sparkwright.base.process.run import run
-
     try:
         found = json.loads(run([python, "-c", _ASK, REGISTRY, *_PACKAGES], timeout=60).text)
     except (ProcessError, ToolError, ValueError) as error:
@@ -143,9 +147,6 @@ def files_digest(record: str) -> str:
 
     Lines that installers add or change are left out: those of scripts, of metadata and without a digest.
     """
-    import csv
-    import hashlib
-
     rows = [row for row in csv.reader(record.splitlines()) if len(row) == 3]  # noqa: PLR2004 - PEP 376
     kept = sorted(f"{path},{digest}" for path, digest, _ in rows if path.startswith("vllm/") and digest)
     return hashlib.sha256("\n".join(kept).encode()).hexdigest() if kept else ""
@@ -158,11 +159,6 @@ def read_wheel(wheel: Path) -> EngineFacts:
         WheelError: its name is not a wheel's.
         ArchiveError: it is damaged.
     """
-    from zipfile import BadZipFile, ZipFile
-
-    from sparkwright.wheel.names import parse_name
-    from sparkwright.wheel.recorded import read_record
-
     name = parse_name(wheel.name)
     try:
         record = read_record(wheel)

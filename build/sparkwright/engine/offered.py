@@ -21,6 +21,9 @@ from sparkwright.pipeline.job import open_job
 from sparkwright.pipeline.options import BuildOptions, choose_arch
 from sparkwright.pipeline.state import require
 from sparkwright.publish.index import dist_folder, wheels_in
+from sparkwright.publish.reader import open_channel
+from sparkwright.publish.trust import default_trust
+from sparkwright.store.paths import open_store
 from sparkwright.wheel.names import parse_name
 
 _DIGEST = re.compile(r"(?=\d*[a-f])[0-9a-f]{8,}")
@@ -138,10 +141,6 @@ def offered_wheel(
     if wheel is not None:
         return OfferedWheel(wheel)
     if channel:
-        from sparkwright.publish.reader import open_channel
-        from sparkwright.publish.trust import default_trust
-        from sparkwright.store.paths import open_store
-
         offer = open_channel(
             open_store(), channel, machine(), *series, trust=default_trust(), offline=offline
         )

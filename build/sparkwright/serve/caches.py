@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
+import psutil
+
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of
 from sparkwright.recipes.recipe import SERVED_NAMES, Recipe
@@ -77,7 +79,5 @@ def new_run_folder(store: Store, recipe: str) -> Path:
 
 def _runs(name: str) -> bool:
     with contextlib.suppress(ValueError):
-        import psutil
-
         return psutil.pid_exists(int(name.rpartition("-")[2]))
     return False

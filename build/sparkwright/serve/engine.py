@@ -18,10 +18,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import psutil
 
 from sparkwright.base.errors import SparkwrightError
 from sparkwright.base.events import emit
 from sparkwright.base.machine import look
+from sparkwright.base.process.run import run
 from sparkwright.engine.client.request import canary
 from sparkwright.engine.metrics.counters import (
     CountersResetError,
@@ -144,8 +146,6 @@ def _acceptance_length(before: MetricsSnapshot, after: MetricsSnapshot) -> float
 
 def family(pid: int) -> list[dict[str, object]]:
     """Return the process *pid* and its descendants: id, parent, name, state, CPU seconds and memory."""
-    import psutil
-
     found: list[dict[str, object]] = []
     with contextlib.suppress(psutil.Error):
         root = psutil.Process(pid)
@@ -187,7 +187,6 @@ def keep_incident(place: Path, pid: int, samples: Iterable[EngineSample]) -> tup
 
 
 def _stacks(pids: Sequence[int]) -> str:
-    from sparkwright.base.process.run import run
 
     beside = Path(sys.executable).with_name("py-spy")
     program = str(beside) if beside.exists() else shutil.which("py-spy")

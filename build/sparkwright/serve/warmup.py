@@ -15,6 +15,7 @@ from sparkwright.base.errors import ServerError
 from sparkwright.base.events import emit, task, warn
 from sparkwright.engine.cell import Cell, Deadlines, Load, Prompt
 from sparkwright.engine.client.endpoint import Endpoint
+from sparkwright.engine.client.load import run_load
 from sparkwright.engine.observations import BootFacts
 from sparkwright.recipes.recipe import Recipe
 from sparkwright.serve.preflight.kv_plan import flag_number
@@ -116,8 +117,6 @@ async def warm_up(
     Raises:
         ServerError: a request failed.
     """
-    from sparkwright.engine.client.load import run_load
-
     planned = rounds(limits)
     began, requests, slowest, sent = time.monotonic(), 0, 0.0, 0
     with task("warm up", total=len(planned), unit="rounds") as progress:

@@ -149,12 +149,12 @@ def test_a_card_with_its_own_memory_leaves_the_hosts() -> None:
 def test_it_is_set_with_a_card_and_unless_the_user_did(monkeypatch, memory, shared):
     rooms: list[dict[str, Any]] = []
     monkeypatch.setattr(flashinfer, "compilers_at_once", lambda _, **room: rooms.append(room) or 3)
-    monkeypatch.setattr("sparkwright.base.machine.card_fields", lambda *_: (memory,))
-    monkeypatch.setattr("sparkwright.base.machine.card_capability", lambda: "12.1")
+    monkeypatch.setattr(flashinfer, "card_fields", lambda *_: (memory,))
+    monkeypatch.setattr(flashinfer, "card_capability", lambda: "12.1")
     assert jobs_variable(recipe(), {}) == {"MAX_JOBS": "3"}
     assert rooms[0]["shared"] == shared
     assert jobs_variable(recipe(), {"MAX_JOBS": "8"}) == {}
-    monkeypatch.setattr("sparkwright.base.machine.card_capability", lambda: "")
+    monkeypatch.setattr(flashinfer, "card_capability", lambda: "")
     assert jobs_variable(recipe(), {}) == {}
 
 
@@ -170,8 +170,8 @@ def test_the_limit_of_a_control_group_bounds_it(monkeypatch, tmp_path, limit, ex
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(flashinfer, "look", lambda: look(tmp_path, affinity=20))
-    monkeypatch.setattr("sparkwright.base.machine.card_fields", lambda *_: ("81559",))
-    monkeypatch.setattr("sparkwright.base.machine.card_capability", lambda: "9.0")
+    monkeypatch.setattr(flashinfer, "card_fields", lambda *_: ("81559",))
+    monkeypatch.setattr(flashinfer, "card_capability", lambda: "9.0")
     assert jobs_variable(recipe(), {}) == {"MAX_JOBS": str(expected)}
 
 

@@ -14,6 +14,7 @@ import msgspec
 from sparkwright.base.config import decode_json
 from sparkwright.base.errors import EndpointError
 from sparkwright.base.events import warn
+from sparkwright.engine.arrival import make_socket
 from sparkwright.engine.cell import Deadlines
 
 if TYPE_CHECKING:
@@ -131,8 +132,6 @@ def open_session(endpoint: Endpoint) -> aiohttp.ClientSession:
     connection is not new.
     """
     import aiohttp
-
-    from sparkwright.engine.arrival import make_socket
 
     async def note_sent(_: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
         if (exchange := context.trace_request_ctx) is not None:

@@ -14,6 +14,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import psutil
+
 COMPILERS = frozenset(
     {"ninja", "nvcc", "cudafe++", "cicc", "ptxas", "fatbinary", "nvlink", "cc1", "cc1plus", "tileiras"}
 )
@@ -114,8 +116,6 @@ class CompileWatch:
 
 def running_compilers(pid: int) -> dict[int, str]:
     """Return the compilers among the descendants of *pid* now, by process id."""
-    import psutil
-
     found = {}
     try:
         for process in psutil.Process(pid).children(recursive=True):
@@ -130,7 +130,6 @@ def running_compilers(pid: int) -> dict[int, str]:
 
 
 def _environment(pid: int) -> dict[str, str]:
-    import psutil
 
     try:
         return dict(psutil.Process(pid).environ())

@@ -19,6 +19,7 @@ from typing import Literal
 
 from sparkwright.base.config import Model, parse_toml
 from sparkwright.base.errors import ServerError, SparkwrightError
+from sparkwright.base.process.run import run
 from sparkwright.engine.server.bootlog import plain
 
 
@@ -209,7 +210,6 @@ def keep_evidence(
 
 
 def _keep_output(path: Path, command: tuple[str, ...]) -> bool:
-    from sparkwright.base.process.run import run
 
     if shutil.which(command[0]) is None:
         return False

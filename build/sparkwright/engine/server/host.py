@@ -11,6 +11,8 @@ from contextvars import Context
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import psutil
+
 from sparkwright.base.machine import ask_card, numbers_of
 from sparkwright.engine.observations import HostSample
 
@@ -38,7 +40,6 @@ async def sample_host(pid: int | None = None, card: str | None = None) -> HostSa
 
 
 def _sample(pid: int | None, card: str | None) -> HostSample:
-    import psutil
 
     with_reasons = card is not None or _reasons_known()
     answer = card if card is not None else ask_card(f"{CARD_QUERY},{_SLOWED}" if with_reasons else CARD_QUERY)
@@ -69,7 +70,6 @@ def is_here(url: str) -> bool:
 
 @functools.cache
 def _own_addresses() -> frozenset[str]:
-    import psutil
 
     return frozenset(one.address for found in psutil.net_if_addrs().values() for one in found)
 
@@ -99,8 +99,6 @@ def _memory_pressure() -> float:
 
 def _resident_mib(pid: int) -> float:
     """Return the resident memory of *pid* and its descendants; -1 when it is gone."""
-    import psutil
-
     try:
         root = psutil.Process(pid)
         family = [root, *root.children(recursive=True)]

@@ -19,6 +19,7 @@ from sparkwright.engine.models import fetch_models
 from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.runtime import vllm_command
 from sparkwright.engine.server.lifecycle import Launch, ServerProcess
+from sparkwright.engine.tiny import write_tiny_models
 from sparkwright.recipes.recipe import TINY, Recipe, serve_arguments
 from sparkwright.recipes.rules import check_compatible
 
@@ -123,7 +124,6 @@ def _with_models(recipe: Recipe, folder: Path) -> Recipe:
     """Return the recipe with paths of generated models in place of their placeholders."""
     if not recipe.model.startswith(TINY) and not recipe.drafter.startswith(TINY):
         return recipe
-    from sparkwright.engine.tiny import write_tiny_models
 
     target, drafter = write_tiny_models(folder / "tiny-models")
     places = {f"{TINY}target": str(target), f"{TINY}drafter": str(drafter)}

@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    import psutil
+import psutil
 
 MARK = "SPARKWRIGHT_SERVER"
 """Variable of a server's environment that marks its processes."""
@@ -16,8 +14,6 @@ MARK = "SPARKWRIGHT_SERVER"
 
 def runs(pid: int) -> bool:
     """Tell if a process runs; unlike `Running.poll`, this does not kill what it left behind."""
-    import psutil
-
     with contextlib.suppress(psutil.Error):
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     return False
@@ -28,8 +24,6 @@ def is_owned(leader: int | None, marker: str, process: psutil.Process) -> bool:
 
     Its environment alone does not tell: vLLM's processes write their titles over it.
     """
-    import psutil
-
     with contextlib.suppress(psutil.Error, OSError):
         if os.getsid(process.pid) == leader or any(one.pid == leader for one in process.parents()):
             return True
@@ -44,8 +38,6 @@ def other_listener(address: str, port: int, owns: Callable[[psutil.Process], boo
     The kernel gives a connection to a listener of that very address; only where there is none, to one of all
     addresses. Empty where the server owns all of these, or this user may not look into them.
     """
-    import psutil
-
     address = address.partition("%")[0]  # a link-local one has its interface
     everywhere = ("::",) if ":" in address else ("0.0.0.0", "::")  # noqa: S104 - compared, not bound
     found: dict[str, list[int]] = {}
@@ -63,8 +55,6 @@ def other_listener(address: str, port: int, owns: Callable[[psutil.Process], boo
 
 def marked(marker: str, leader: int = 0) -> list[psutil.Process]:
     """Return the living processes but the *leader* whose environment holds *marker*."""
-    import psutil
-
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
@@ -75,8 +65,6 @@ def marked(marker: str, leader: int = 0) -> list[psutil.Process]:
 
 def sweep(marker: str, seconds: float) -> int:
     """Kill the processes whose environment holds *marker*, wait for their ends, and return their number."""
-    import psutil
-
     found = marked(marker)
     for process in found:
         with contextlib.suppress(psutil.Error):

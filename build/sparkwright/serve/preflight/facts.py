@@ -12,6 +12,7 @@ from sparkwright.base.errors import SparkwrightError
 from sparkwright.engine.installed import EngineFacts, read_installed, read_wheel
 from sparkwright.engine.models import cache_folder, is_offline, is_repository
 from sparkwright.engine.release import ReleaseAnswer
+from sparkwright.engine.tiny import write_tiny_models
 from sparkwright.recipes.recipe import TINY, Recipe
 from sparkwright.recipes.release_options import Question
 from sparkwright.serve.preflight.checkpoint import Checkpoint, find_folder, read_checkpoint
@@ -133,8 +134,6 @@ def _checkpoint(
 
 def _generated(name: str) -> Checkpoint:
     """Return the checkpoint that a generated model will have: a configuration and a tokenizer, no weights."""
-    from sparkwright.engine.tiny import write_tiny_models
-
     with tempfile.TemporaryDirectory() as folder:
         target, drafter = write_tiny_models(Path(folder))
         return read_checkpoint(name, target if name == f"{TINY}target" else drafter)

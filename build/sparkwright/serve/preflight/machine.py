@@ -14,7 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from sparkwright.base.errors import SparkwrightError
 from sparkwright.base.machine import card_fields
+from sparkwright.base.process.run import run
 from sparkwright.base.text import human_size
 from sparkwright.recipes.recipe import Recipe
 from sparkwright.serve.preflight.finding import Finding, finding
@@ -186,9 +188,6 @@ def _nvcc_release(program: str) -> tuple[int, ...]:
 
 def _output(program: str, *arguments: str) -> str:
     """Return the output of *program*; empty where it is not there or fails."""
-    from sparkwright.base.errors import SparkwrightError
-    from sparkwright.base.process.run import run
-
     if program:
         with contextlib.suppress(SparkwrightError):
             return run([program, *arguments], timeout=_SECONDS).text

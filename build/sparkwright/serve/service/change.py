@@ -15,6 +15,7 @@ import msgspec
 
 from sparkwright.base.errors import ProcessError, ServerEndedError, SparkwrightError, UnknownNameError
 from sparkwright.base.events import emit, task, warn
+from sparkwright.base.process.run import run
 from sparkwright.serve.service.model import Scope, ServiceRecord
 
 _STOP_S = 300.0  # more than the unit's own limit
@@ -75,8 +76,6 @@ class SystemdManager:
             ProcessError: it failed with a status that is not in *accept*.
             ToolError: there is no systemctl.
         """
-        from sparkwright.base.process.run import run
-
         scope = ("--user",) if self.scope == "user" else ()
         # A start has the unit's limit, which grows while a model is fetched.
         limit = None if words[0] == "start" else _STOP_S
@@ -105,8 +104,6 @@ class SystemdManager:
 
     def state(self) -> tuple[bool, str]:
         """Return whether it brings tokens, and a line that says so: the watchdog's, as systemd has it."""
-        from sparkwright.base.process.run import run
-
         scope = ("--user",) if self.scope == "user" else ()
         if not has_systemd(self.scope):
             return False, "systemd does not run here"

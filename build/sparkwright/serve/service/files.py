@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sparkwright.base.errors import ProcessError
 from sparkwright.base.events import emit, warn
+from sparkwright.base.process.run import run
 from sparkwright.engine.server.lifecycle import BOOT_S
 from sparkwright.serve.service.model import Scope, ServiceOptions, ServicePlaces
 from sparkwright.serve.settings import read_key
@@ -217,8 +218,6 @@ def run_all(commands: Commands, accept: tuple[int, ...] = (0,)) -> None:
     Raises:
         ProcessError: one ended with a status that is not in *accept*.
     """
-    from sparkwright.base.process.run import run
-
     for command in commands:
         try:
             run(command, timeout=120, accept=accept)
