@@ -201,7 +201,7 @@ def test_jobs_of_flashinfers_compilers_are_shown_and_the_users_are_left(
         return {one["name"]: one["value"] for one in plan["variables"]}.get("MAX_JOBS")
 
     assert shown() is None, "without a card nothing is compiled"
-    monkeypatch.setattr("sparkwright.base.machine.card_capability", lambda: "12.1")
+    monkeypatch.setattr("sparkwright.engine.flashinfer.card_capability", lambda: "12.1")
     assert int(shown() or 0) >= 1
     monkeypatch.setenv("MAX_JOBS", "5")
     assert shown() is None
