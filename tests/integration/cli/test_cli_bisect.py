@@ -1,6 +1,7 @@
 """``sparkwright bisect`` from two ends to the change that makes the difference."""
 
 import json
+import re
 import shlex
 import shutil
 import signal
@@ -10,14 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bisect_kit import DOUBLED, PROBE, commit, git, judge, patch_twice
+from bisect_kit import DOUBLED, JUDGE, PROBE, commit, git, judge, patch_twice
+from command import call
+from edits import copy_checkout
+from http_index import Fault
 from killed import stopped
 from kit import UpstreamRepository
 from tiny_release import CLAMP, make_tiny
 from wheelkit import spoil, unpack
-from world import World, files_below
+from world import World, files_below, finish, wait_until
 
-from sparkwright.base.errors import BisectionError, ConfigError, ProcessError
+from sparkwright.base.errors import BisectionError, BusyError, ConfigError, FetchError, ProcessError
+from sparkwright.cli.bisect import command
 
 LIMIT_PROBE = """\
 from probekit import expect
@@ -278,3 +283,105 @@ def test_the_commit_at_which_a_carry_stops_merging_is_named(world: World) -> Non
     assert culprits(ran) == [ids[14][:12]]
     assert "clamp" in ran.json["calibration"]["signature"]
     assert len(ran.json["steps"]) <= 2 + 5
+
+
+ENDS = ("bisect", "HEAD~1", "HEAD", "--json")
+
+
+def journal(world: World) -> list[dict[str, Any]]:
+    """Return every line of the journal; one that is cut does not parse."""
+    (path,) = (world.root / ".sparkwright" / "bisect").glob("*/journal.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+WAITING = """\
+import time
+from pathlib import Path
+folder = Path({folder!r})
+(folder / "started").touch()
+while not (folder / "gate").exists():
+    time.sleep(0.02)
+"""
+
+
+def test_a_second_search_of_the_same_pair_says_busy_and_leaves_the_journal_alone(patched: World) -> None:
+    words = (*ENDS, "--judge", judge(patched, WAITING.format(folder=str(patched.folder)) + JUDGE))
+    first = patched.start(*words)
+    wait_until((patched.folder / "started").exists, patience_s=120)
+    before = journal(patched)
+    second = patched.call(*words)
+    assert second.status == BusyError.exit_code
+    assert journal(patched) == before
+    (patched.folder / "gate").touch()
+    ran = finish(first)
+    assert (ran.status, ran.json["changes"]) == (0, ["doubled:added"])
+    after = journal(patched)
+    assert patched.good(*words).json["steps"] == ran.json["steps"]
+    assert journal(patched) == after
+
+
+def offer_later_releases(world: World) -> None:
+    for number in range(3, 9):
+        text = DOUBLED if number >= 6 else CLAMP
+        world.offer(make_tiny(f"1.{number}.0", changes=(("vllm/clamp.py", text),)))
+    world.list_carries([])
+
+
+def test_a_network_that_fails_in_the_middle_gives_no_verdict(world, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda _: None)  # between one try and the next
+    offer_later_releases(world)
+    words = ("bisect", "spark@1.2.0", "spark@1.8.0", "--judge", judge(world), "--json")
+    words = (*words, "--deterministic")
+    world.index.faults += [Fault(), Fault(), *[Fault(status=503)] * 200]
+    ran = world.call(*words)
+    assert ran.status == FetchError.exit_code
+    before = journal(world)
+    assert [one["kind"] for one in before] == ["bisection", "evaluation", "evaluation"], "both ends"
+    world.index.faults.clear()
+    ran = world.good(*words)
+    assert ran.json["changes"] == ["1.6.0"]
+    assert journal(world)[: len(before)] == before
+
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs/bisect.md"
+EXAMPLES = [
+    shlex.split(found.replace("\\\n", " "))[2:]
+    for found in re.findall(r"^\$ (sparkwright bisect (?:.*\\\n)*.*)$", PAGE.read_text(), re.MULTILINE)
+]
+
+
+def test_the_page_has_examples() -> None:
+    assert len(EXAMPLES) >= 6
+
+
+@pytest.mark.parametrize("words", EXAMPLES, ids=" ".join)
+def test_an_example_is_taken(words: list[str]) -> None:
+    context = command.make_context("bisect", [*words])
+    assert context.params["judge"]
+
+
+def test_the_first_example_runs_as_it_is_written(patched: World) -> None:
+    for name, ref in (("good", "HEAD~1"), ("bad", "main")):
+        git(patched, "checkout", "--quiet", ref)
+        before = set(patched.wheels)
+        patched.good("wheel", *(f"--allow-unproved={carry}" for carry in patched.listed()))
+        (wheel,) = set(patched.wheels) - before
+        shutil.copy(wheel, patched.root / f"{name}.whl")
+    (patched.root / "regression.py").write_text(PROBE)
+    assert culprits(patched.good("bisect", *EXAMPLES[0], "--json")) == ["doubled:added"]
+
+
+@pytest.mark.upstream
+@pytest.mark.walk
+@pytest.mark.parametrize(
+    ("ends", "named"), [(("0.19.1", "0.20.0"), "broke"), (("0.26.0", "0.25.1", "--find-fix"), "fixed")]
+)
+def test_the_public_example_names_the_releases(tmp_path: Path, ends: tuple[str, ...], named: str) -> None:
+    copy_checkout(ROOT, tmp_path)
+    (text,) = re.findall(r"^```toml\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    (tmp_path / "patchsets" / "stock.toml").write_text(text)
+    specs = [f"stock@{one}" if one[0].isdigit() else one for one in ends]
+    judge = f"probe {PAGE.parent / 'hybrid.py'}"
+    done = call("bisect", "--root", str(tmp_path), *specs, "--judge", judge, cwd=tmp_path)
+    assert f"release {max(ends[:2])} {named} it" in done.stdout, done.stderr

@@ -61,10 +61,6 @@ class TestNew:
         assert "carry refresh clamp" in ran.err
         assert carries(world) == before
 
-    def test_too_little_said(self, world: World, tree: Path) -> None:
-        for words in (["count", "--from", tree], ["count"], ["count", "--from", tree, "--pull", "7"]):
-            assert world.call("carry", "new", *words).status == 2
-
     def test_the_guide_is_followed(self, world: World) -> None:
         """Each command of the page is run as it stands; what a person does between them is done here."""
         page = (Path(__file__).parents[3] / "docs" / "adding-a-carry.md").read_text()
@@ -143,12 +139,6 @@ class TestShow:
         assert "+RED = '\\x1b[31m'\n" in out
         assert world.good("carry", "show", "red", "--json").json["title"] == "\x1b]0;title\x07red"
 
-    def test_one_that_nobody_has(self, world: World) -> None:
-        ran = world.call("carry", "show", "clmp", "--json")
-        assert ran.status == 10
-        assert ran.json["error"]["next-step"] == "did you mean 'clamp'?"
-        assert world.call("carry", "prove", "clmp").status == 10
-
     def test_one_that_does_not_fit(self, world: World) -> None:
         patch = world.root / "carries" / "clamp" / "1.2.0.patch"
         patch.write_bytes(patch.read_bytes().replace(b"index ", b"index 0", 1))
@@ -219,12 +209,6 @@ class TestRefresh:
         (tree / "vllm" / "clamp.py").write_text(CLAMPED)
         world.good("carry", "refresh", "clamp", "--from", tree)
         world.good("wheel")
-
-    def test_a_change_that_is_refused_leaves_the_carry_as_it_was(self, world: World, tree: Path) -> None:
-        (tree / "vllm" / "data.bin").write_bytes(b"\0\1")
-        before = carries(world)
-        assert world.call("carry", "refresh", "clamp", "--from", tree).status == 30
-        assert carries(world) == before
 
 
 def test_a_probe_that_cannot_run_is_listed_with_its_error(world: World) -> None:

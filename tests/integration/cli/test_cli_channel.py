@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
+from platform import machine
 
 import companion_kit
 import pytest
 import wheelkit
-from channel_kit import small_wheel
+from channel_kit import ChannelWorld, small_wheel
+from static_server import served
 from world import World
 
+from sparkwright.base.errors import ConfigError, TamperedError, UnknownNameError
 from sparkwright.companion.wheel import write_companion
 from sparkwright.publish.evidence import attach
 
@@ -129,17 +136,6 @@ def test_a_reader_pins_a_root_and_verifies_without_a_checkout(built: World) -> N
     assert f"version 1 of {root['written']}" in built.good("channel", "verify", place).out
 
 
-def test_a_changed_wheel_and_what_is_no_channel_have_their_exit_codes(built: World) -> None:
-    built.good("channel", "promote", built.wheels[0], "--to", "nightly")
-    published = built.dist / "published"
-    wheel = next(published.rglob("*.whl"))
-    wheel.write_bytes(wheel.read_bytes()[:-1] + b"x")
-    assert built.call("channel", "verify", published / "channels/nightly").status == 21
-    assert built.call("channel", "verify", published).status == 10
-    assert built.call("channel", "show", "none").status == 10
-    assert built.call("channel", "verify", built.folder / "nowhere").status == 10
-
-
 # Keys ----------------------------------------------------------------------------------------------
 
 
@@ -168,8 +164,126 @@ def test_looking_at_the_key_of_an_unknown_channel_makes_none(built: World, chang
     assert not (Path(built.environment["XDG_DATA_HOME"]) / "sparkwright/publisher/absent").exists()
 
 
-def test_a_target_that_is_none_is_refused(built: World) -> None:
-    refused = built.call("channel", "promote", built.wheels[0], "--to", "nightly", "--target", "gopher://x/y")
-    assert refused.status == 10
-    assert built.call("channel", "promote", built.wheels[0], "--to", "Bad Name").status == 10
-    assert built.call("channel", "promote", built.wheels[0], "--to", "mine").status == 10
+@pytest.fixture
+def channel(world: World) -> World:
+    """Return a checkout whose nightly keeps one day, and has three wheels of today."""
+    policies = world.root / "patchsets" / SHIPPED.name
+    shutil.copy(SHIPPED, policies)
+    policies.write_text(policies.read_text().replace("keep-days = 30", "keep-days = 1", 1))
+    for number in (1, 2, 3):
+        wheel = small_wheel(world.dist, f"0.24.{number}", record={"carries.json": {"carries": []}})
+        attach(world.dist, "audit", wheelkit.sha256(wheel), {"unchecked": []})
+        world.good("channel", "promote", wheel, "--to", "nightly")
+    return world
+
+
+def test_a_channel_is_pruned_and_stays_sound(channel: World) -> None:
+    """Nothing is old yet but what a publisher left that was killed two days ago."""
+    published, left = channel.dist / "published", f"wheels/00/{'0' * 64}"
+    (published / left).mkdir(parents=True)
+    (published / left / "vllm-6.whl").write_bytes(b"x" * 2048)
+    os.utime(published / left / "vllm-6.whl", (time.time() - 172_800,) * 2)
+    assert f"removed  {left} (2.0 KiB)" in channel.good("channel", "prune").out
+    done = channel.good("channel", "prune", "--json").json
+    assert (done["removed"], done["dropped"]) == ({}, {})
+    assert "3 of 3 read" in channel.good("channel", "verify", published / "channels/nightly").out
+
+
+def test_a_policy_with_a_limit_of_nothing_is_refused(channel: World) -> None:
+    policies = channel.root / "patchsets" / SHIPPED.name
+    policies.write_text(policies.read_text().replace("keep-days = 1\n", "keep-days = 0\n", 1))
+    assert channel.call("channel", "prune").status == ConfigError.exit_code
+
+
+TAG = f"py3-none-manylinux_2_17_{machine()}"
+
+
+def promoted(channel: ChannelWorld, version: str) -> Path:
+    """Promote a wheel for this machine with a runtime of nothing but itself."""
+    wheel = channel.audited(small_wheel(channel.dist, version, tag=TAG))
+    channel.promote_file(wheel, requires="")
+    return wheel
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> ChannelWorld:
+    """Return a channel of one wheel for this machine."""
+    channel = ChannelWorld(tmp_path / "channel")
+    promoted(channel, "0.24.0+spark.1")
+    return channel
+
+
+def pin(world: World, place: object, channel: ChannelWorld, name: str = "nightly") -> None:
+    world.good("channel", "key", "pin", place, "--digest", channel.digest(name))
+
+
+def installed(command: str, target: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command that was printed, into a folder and without any other index."""
+    words = command.split()[1:]
+    program = Path(sys.executable).with_name("uv")
+    extra = ("--no-config", "--no-cache", "--no-index", "--target", target)
+    return subprocess.run([program, *words, *extra], capture_output=True, text=True, check=False)
+
+
+def printed(said: str) -> str:
+    """Return the command that *said* names as the next one."""
+    (command,) = (line.removeprefix("next").strip() for line in said.splitlines() if line.startswith("next"))
+    return command
+
+
+def test_a_wheel_of_a_folder_is_installed_from_it(world: World, published: ChannelWorld) -> None:
+    place, file = published.published / "channels/nightly", world.folder / "wanted.txt"
+    pin(world, place, published)
+    (former,) = published.dist.glob("*.whl")
+    promoted(published, "0.24.0+spark.2")
+    for number, words in enumerate([("--wheel", former), ()], 1):
+        command = printed(world.good("channel", "verify", place, *words, "--requirements", file).out)
+        done = installed(command, world.folder / str(number))
+        assert done.returncode == 0, done.stderr
+        assert (world.folder / f"{number}/vllm-0.24.0+spark.{number}.dist-info").is_dir()
+
+
+def test_what_was_verified_is_what_is_installed(world: World, published: ChannelWorld) -> None:
+    file = world.folder / "wanted.txt"
+    with served(published.published) as (address, _):
+        place = f"{address}/channels/nightly"
+        pin(world, place, published)
+        command = printed(world.good("channel", "verify", place, "--requirements", file).out)
+        good = installed(command, world.folder / "good")
+        assert good.returncode == 0, good.stderr
+        assert (world.folder / "good/vllm-0.24.0+spark.1.dist-info").is_dir()
+        (wheel,) = published.published.rglob("*.whl")
+        shutil.copy(small_wheel(world.folder, "0.24.0+spark.1", tag=TAG, record={"x.json": 1}), wheel)
+        changed = installed(command, world.folder / "changed")
+    assert (changed.returncode != 0, "ash mismatch" in changed.stderr) == (True, True), changed.stderr
+
+
+def test_it_is_said_that_an_address_is_written_without_its_password(
+    world: World, published: ChannelWorld
+) -> None:
+    file = world.folder / "wanted.txt"
+    with served(published.published) as (address, _):
+        place = f"{address}/channels/nightly"
+        pin(world, place, published)
+        for part, told in (("user:secret@", True), ("", False)):
+            named = place.replace("://", f"://{part}")
+            ran = world.good("channel", "verify", named, "--requirements", file)
+            assert (".netrc" in ran.out) is told
+            assert "secret" not in f"{ran.said}{file.read_text()}"
+
+
+def test_requirements_are_refused_where_nothing_signed_holds_them(
+    world: World, published: ChannelWorld
+) -> None:
+    place = published.published / "channels/nightly"
+    published.promote("1", "other")
+    other = place.with_name("other")
+    pin(world, place, published)
+    pin(world, other, published, "other")
+    asking = ("--requirements", world.folder / "wanted.txt")
+    none = world.call("channel", "verify", other, *asking)
+    assert (none.status, "has no wheel" in none.err) == (UnknownNameError.exit_code, True)
+    (runtime,) = published.published.rglob("*.requirements.txt")
+    runtime.write_bytes(b"vllm==6.6.6\n")
+    assert world.call("channel", "verify", place, *asking).status == TamperedError.exit_code
+    assert not (world.folder / "wanted.txt").exists()

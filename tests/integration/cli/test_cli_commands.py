@@ -1,7 +1,6 @@
 """``audit``, ``publish``, ``status``, ``doctor`` and ``lock`` through the command line."""
 
 import dataclasses
-import re
 import shutil
 from pathlib import Path
 
@@ -107,19 +106,6 @@ class TestAudit:
         assert world.call("audit", world.folder / "none.whl").status == 2
 
 
-class TestPublish:
-    def test_a_folder_with_wheels(self, world: World) -> None:
-        world.record_proofs()
-        world.good("wheel")
-        shutil.rmtree(world.dist / "simple")
-        told = world.good("publish", "--json").json
-        assert told["files"] == [wheel.name for wheel in world.wheels]
-        assert told["index"] == (world.dist / "simple").as_uri()
-        told = world.good("publish").out
-        assert "next     sparkwright lock runtime --series " in told
-        assert "index-url" not in told
-
-
 class TestStatus:
     def rows(self, world: World) -> dict[str, tuple[str, str]]:
         return {
@@ -176,30 +162,22 @@ class TestDoctor:
         world.index.files.clear()
         assert self.verdicts(world)["package index"] == "fail"
 
-    @pytest.mark.parametrize("text", ["git version 2.37.9", "no idea"])
-    def test_an_old_git(self, world: World, text: str) -> None:
-        world.good("status")
+    @pytest.mark.parametrize(
+        ("text", "says"),
+        [("git version 2.37.9", "is too old"), ("no idea", "is too old"), ("", "'git' was not found")],
+    )
+    def test_an_old_git_or_none(self, world: World, text: str, says: str) -> None:
         world.good("doctor")  # the store's repository exists, so that nobody asks git for its version before
         folder = world.folder / "bin"
         folder.mkdir()
-        (folder / "git").write_text(f"#!/bin/sh\necho {text}\n")
-        (folder / "git").chmod(0o755)
+        if text:
+            (folder / "git").write_text(f"#!/bin/sh\necho {text}\n")
+            (folder / "git").chmod(0o755)
         world.environment["PATH"] = str(folder)
-        ran = world.call("doctor")
-        assert ran.status == 10
-        assert "2.38 or newer" in ran.err
-        world.new_store("cold", probes=False)
-        ran = world.call("doctor")
-        assert (ran.status, "is too old" in ran.err) == (10, True)
-
-    def test_no_git(self, world: World) -> None:
-        world.good("doctor")
-        world.environment["PATH"] = str(world.folder)
         assert self.verdicts(world)["git"] == "fail"
         world.new_store("cold", probes=False)
-        for words in (["wheel"], ["doctor"]):
-            ran = world.call(*words)
-            assert (ran.status, "'git' was not found" in ran.err) == (10, True), ran.said
+        ran = world.call("doctor")
+        assert (ran.status, says in ran.err) == (10, True), ran.said
 
 
 class TestLock:
@@ -214,12 +192,6 @@ class TestLock:
         repository.git("tag", "v1.3.0")
         world.offer(make_tiny("1.3.0", git=repository.address, commit=later))
         return world
-
-    def test_check(self, pinned: World) -> None:
-        ran = pinned.good("lock", "check")
-        assert re.search(r"agrees with vllm 1\.2\.0: \d\d values checked", ran.out)
-        found = pinned.good("lock", "check", "--json").json
-        assert (found["findings"], found["unconfirmed"]) == ([], [])
 
     def test_check_finds_what_is_wrong(self, pinned: World) -> None:
         path = pinned.root / "upstream.lock"
@@ -265,19 +237,6 @@ class TestLock:
         assert pinned.call("lock", "bump", "1.3.0").status == 20
         assert pinned.call("lock", "bump", "1.3.0", "--copy", "nothing").status == 2
         assert (pinned.root / "upstream.lock").read_text() == before
-
-    def test_bump(self, pinned: World) -> None:
-        path = pinned.root / "upstream.lock"
-        before = path.read_text()
-        ran = pinned.good("lock", "bump", "1.3.0", "--dry-run")
-        assert "would write" in ran.out
-        assert path.read_text() == before
-        changes = pinned.good("lock", "bump", "1.3.0", "--json").json["changes"]
-        assert {"key": "release.version", "old": "1.2.0", "new": "1.3.0"} in changes
-        assert path.read_text().startswith("# The pin.\n")
-        pinned.good("lock", "check")
-        pinned.list_carries([])
-        assert pinned.good("wheel", "--json").json["version"].startswith("1.3.0+spark.0.")
 
 
 class TestPatchset:

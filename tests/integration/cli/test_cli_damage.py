@@ -85,24 +85,19 @@ def test_a_damaged_finished_wheel_is_not_delivered_but_made_again(
 
 
 @pytest.mark.parametrize("damage", [cut, flip])
-def test_upstreams_damaged_wheel_is_fetched_again(world: World, damage: Callable[[Path], None]) -> None:
+@pytest.mark.parametrize("kind", ["theirs", "sdist"])
+def test_a_damaged_download_is_fetched_again(world: World, kind: str, damage: Callable[[Path], None]) -> None:
     digest = made(world)
-    remove_tree(world.dist)
-    stored(world, "ours").unlink()
-    damage(stored(world, "theirs"))
+    if kind == "theirs":
+        remove_tree(world.dist)
+        stored(world, "ours").unlink()
+    else:
+        for place in ("git", "records"):
+            remove_tree(world.store.home / place)
+    damage(stored(world, kind))
     before = len(world.index.downloads)
     requires(world, digest, world.good("wheel", "--json"))
     assert len(world.index.downloads) == before + 1
-    world.good("store", "verify")
-
-
-@pytest.mark.parametrize("damage", [cut, flip])
-def test_a_damaged_sdist_is_fetched_again(world: World, damage: Callable[[Path], None]) -> None:
-    digest = made(world)
-    for place in ("git", "records"):
-        remove_tree(world.store.home / place)
-    damage(stored(world, "sdist"))
-    requires(world, digest, world.good("wheel", "--json"))
     world.good("store", "verify")
 
 
@@ -140,69 +135,37 @@ def loose(world: World) -> list[Path]:
     return sorted(path for path in (world.store.git / "objects").glob("??/*") if path.is_file())
 
 
-def pack(world: World) -> Path:
-    """All objects as one pack, as a large import writes them."""
+def pack(world: World, suffix: str = ".pack") -> Path:
+    """All objects as one pack, as a large import writes them, or its index."""
     where = ["git", "--git-dir", str(world.store.git)]
     subprocess.run([*where, "repack", "-a", "-d", "-k", "--quiet"], check=True)
-    (found,) = (world.store.git / "objects" / "pack").glob("*.pack")
+    (found,) = (world.store.git / "objects" / "pack").glob(f"*{suffix}")
     return found
 
 
-def objects_emptied(world: World) -> None:
-    """As a power cut leaves files that were just written."""
-    for path in loose(world):
-        empty(path)
-
-
-def object_emptied(world: World) -> None:
-    empty(random.Random(1).choice(loose(world)))
-
-
-def objects_gone(world: World) -> None:
-    for path in loose(world):
-        path.unlink()
-
-
-def pack_cut(world: World) -> None:
-    cut(pack(world))
-
-
-def pack_flipped(world: World) -> None:
-    flip(pack(world))
-
-
-def index_emptied(world: World) -> None:
-    empty(pack(world).with_suffix(".idx"))
-
-
-def head_emptied(world: World) -> None:
-    empty(world.store.git / "HEAD")
-
-
-def objects_folder_gone(world: World) -> None:
-    remove_tree(world.store.git / "objects")
-
-
-def folder_gone(world: World) -> None:
-    remove_tree(world.store.git)
-
-
-SEEN = [
-    objects_emptied, object_emptied, pack_cut, pack_flipped, index_emptied, head_emptied,
-    objects_folder_gone,
-]  # fmt: skip
+# What a power cut leaves of files that were just written, and what a disk loses.
+DAMAGES: dict[str, Callable[[World], object]] = {
+    "objects emptied": lambda world: [empty(path) for path in loose(world)],
+    "object emptied": lambda world: empty(random.Random(1).choice(loose(world))),
+    "objects gone": lambda world: [path.unlink() for path in loose(world)],
+    "pack cut": lambda world: cut(pack(world)),
+    "pack flipped": lambda world: flip(pack(world)),
+    "index emptied": lambda world: empty(pack(world, ".idx")),
+    "head emptied": lambda world: empty(world.store.git / "HEAD"),
+    "objects folder gone": lambda world: remove_tree(world.store.git / "objects"),
+    "folder gone": lambda world: remove_tree(world.store.git),
+}
 
 
 @pytest.mark.parametrize(
-    ("command", "damage"),
-    [("merge", objects_emptied), *(("wheel", damage) for damage in (*SEEN, objects_gone, folder_gone))],
+    ("command", "damage"), [("merge", "objects emptied"), *(("wheel", damage) for damage in DAMAGES)]
 )
-def test_damaged_git_objects_come_back(world: World, damage: Callable[[World], None], command: str) -> None:
+def test_damaged_git_objects_come_back(world: World, damage: str, command: str) -> None:
     digest = made(world)
     tree = world.good("merge", "--json").json["tree"]
     for kind in ("merge", "wheel"):
         remove_tree(world.store.records / kind)
-    damage(world)
+    DAMAGES[damage](world)
     if command == "wheel":
         requires(world, digest, world.good("wheel", "--json"))
     else:
@@ -218,7 +181,7 @@ def test_the_repository_is_not_begun_again_under_other_runs(world: World, comman
     digest = made(world)
     remove_tree(world.store.records / "merge")
     inode = world.store.git.stat().st_ino
-    objects_emptied(world)
+    DAMAGES["objects emptied"](world)
     with world.store.running():
         ran = world.call(*command)
     assert ran.status == ProcessError.exit_code, ran.said
@@ -228,25 +191,14 @@ def test_the_repository_is_not_begun_again_under_other_runs(world: World, comman
     requires(world, digest, world.good("wheel", "--json"))
 
 
-@pytest.mark.parametrize("damage", [object_emptied, pack_flipped, objects_folder_gone])
-def test_verify_reports_unsound_git_objects_and_removes_them(
-    world: World, damage: Callable[[World], None]
-) -> None:
+@pytest.mark.parametrize("damage", ["object emptied", "pack flipped", "objects folder gone"])
+def test_verify_reports_unsound_git_objects_and_removes_them(world: World, damage: str) -> None:
     digest = made(world)
     world.good("store", "verify")
-    damage(world)
+    DAMAGES[damage](world)
     ran = world.call("store", "verify", "--json")
     assert ran.status == 70
     assert [fault["path"] for fault in ran.json["damaged"]] == [str(world.store.git)]
     world.good("store", "verify", "--remove")
     world.good("store", "verify")
     requires(world, digest, world.good("wheel", "--json"))
-
-
-def test_a_command_that_fails_with_a_sound_store_is_not_tried_twice(world: World) -> None:
-    made(world)
-    world.carry("clamp", {"vllm/align.py": "other = 1\n"}, listed=False)
-    inode = world.store.git.stat().st_ino
-    ran = world.call("merge")
-    assert ran.status == 30, ran.said
-    assert world.store.git.stat().st_ino == inode

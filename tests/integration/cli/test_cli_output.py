@@ -51,17 +51,9 @@ class TestHelp:
         assert main(["xyz"]) == 2
         assert "There is no command 'xyz'." in capsys.readouterr().err
 
-    def test_the_version(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["--version"]) == 0
-        assert capsys.readouterr().out.startswith("sparkwright, version ")
-
 
 class TestJson:
     """One document on standard output, whatever happens."""
-
-    def test_of_a_result(self, world: World) -> None:
-        ran = world.good("wheel", "--json")
-        assert (isinstance(ran.json, dict), ran.err) == (True, "")
 
     @pytest.mark.parametrize(
         ("words", "kind", "code"),
@@ -247,3 +239,22 @@ def test_a_checkout_is_found_from_within(world: World) -> None:
     assert ran.status == 0, ran.said
     assert "1.2.0+spark" in ran.out
     assert any(path.startswith("events/") for path in files_below(world.root / ".sparkwright"))
+
+
+PROGRAM = """
+from rich.console import Console
+from sparkwright.cli.main import main
+main(["--version"])
+Console().print("\\N{CHECK MARK} passed")
+"""
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"), [("ascii", r"\u2713"), ("latin-1", r"\u2713"), ("utf-8", "\N{CHECK MARK}")]
+)
+def test_a_sign_that_the_encoding_lacks_is_escaped(encoding: str, shown: str) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONUTF8": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, capture_output=True, encoding=encoding, check=False
+    )
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, f"{shown} passed"), done.stderr

@@ -64,14 +64,6 @@ def test_a_healthy_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert weights["gib"] == pytest.approx(2 * 512 * 64 * 2 / (1 << 30))
 
 
-def test_a_refusal_is_the_exit_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = write(tmp_path, tokenizer=False)
-    assert main(["doctor", str(recipe)]) == 76
-    shown = capsys.readouterr()
-    assert "tokenizer" in shown.out
-    assert "has no tokenizer" in shown.err
-
-
 def test_a_use_of_a_recipe(tmp_path: Path) -> None:
     recipe = write(tmp_path)
     use = '[uses.many]\ntitle = "many"\nflags = { max-model-len = 1048576 }\n'

@@ -1,6 +1,5 @@
 """Carries that are upstream's pull requests, against a generated upstream over ``file://``."""
 
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,7 +7,7 @@ import pytest
 import tomlkit
 from kit import UpstreamRepository
 from tiny_release import ALIGN, CLAMPED, make_tiny
-from world import CLAMP_PROBE, World, files_below
+from world import CLAMP_PROBE, World
 
 pytestmark = pytest.mark.usefixtures("proved")
 
@@ -69,16 +68,6 @@ class TestNew:
         assert toml["upstream"][0]["author"] == "Upstream"
         assert toml["evidence"]["level"] == "claimed"
 
-    def test_of_another_repository(self, world: World, upstream: Upstream) -> None:
-        fork = world.folder / "fork.git"
-        shutil.copytree(upstream.repository.folder, fork)
-        upstream.repository.git("update-ref", "-d", "refs/pull/7/head")
-        assert world.call("carry", "new", "--pull", "7").status == 20
-        world.good("carry", "new", "--pull", f"{fork.as_uri()}/pull/7")
-        assert carry_toml(world)["pull"]["repository"] == fork.as_uri()
-        world.good("carry", "new", "other", "--pull", f"{fork.as_uri()}/pull/7", "--title", "Ours")
-        assert carry_toml(world, "other")["title"] == "Ours"
-
     def test_what_comes_with_it_is_listed(self, world: World, upstream: Upstream) -> None:
         ran = world.good("carry", "new", "--pull", "7")
         assert "commits  2 since it left the default branch" in ran.out
@@ -114,18 +103,6 @@ class TestNew:
         world.list_carries(["pull-8"])
         assert "refused" in world.call("merge").out
 
-    @pytest.mark.parametrize(
-        ("how", "code", "says"),
-        [("9", 20, "has no pull request 9"), ("seven", 10, "does not name a pull request")],
-    )
-    def test_what_is_no_pull_request(self, world, upstream, how, code, says):
-        before = files_below(world.root / "carries")
-        ran = world.call("carry", "new", f"--pull={how}")
-        assert ran.status == code, ran.said
-        assert says in ran.err
-        assert files_below(world.root / "carries") == before
-        assert list(world.store.scratch_root.iterdir()) == []
-
     def test_one_without_common_history(self, world: World, upstream: Upstream) -> None:
         upstream.repository.git("checkout", "--quiet", "--orphan", "alone")
         upstream.repository.commit("Alone", {"vllm/clamp.py": CLAMPED})
@@ -139,9 +116,6 @@ class TestNew:
         ran = world.call("carry", "new", "--pull", "7", "--offline")
         assert ran.status == 20
         assert "pull request 7" in ran.err
-
-    def test_an_address_that_git_must_not_see(self, world: World, upstream: Upstream) -> None:
-        assert world.call("carry", "new", "--pull=ext::sh -c true/pull/7").status == 10
 
 
 class TestHeld:

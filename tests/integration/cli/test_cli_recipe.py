@@ -79,13 +79,6 @@ def test_new_writes_what_the_release_takes(tmp_path: Path, capsys: pytest.Captur
     assert not out.exists()
 
 
-def test_an_unknown_recipe_and_use_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["recipe", "show", "no-such"]) != 0
-    assert "there is no recipe 'no-such'" in capsys.readouterr().err
-    assert main(["recipe", "show", "smoke", "--use", "many"]) != 0
-    assert "known: none" in capsys.readouterr().err
-
-
 def test_a_recipe_that_cannot_be_written_is_refused_before_the_release_is_asked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

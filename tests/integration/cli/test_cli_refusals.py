@@ -2,14 +2,11 @@
 
 import json
 import re
-from collections.abc import Callable
 
 import pytest
 from tiny_release import CLAMP, CLAMPED
 from wheelkit import unpack
 from world import CLAMP_PROBE, World
-
-from sparkwright.carries.model import CARRY_FORMAT
 
 
 def refused(world: World, code: int, *words: str, says: tuple[str, ...] = ()) -> str:
@@ -109,54 +106,8 @@ def test_names_that_mean_nothing(world: World, words: tuple[str, ...], code: int
     assert not (world.root / "pwned").exists()
 
 
-def lock_text(old: str, new: str) -> Callable[[World], None]:
-    def change(world: World) -> None:
-        path = world.root / "upstream.lock"
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new, 1))
-
-    return change
-
-
-def newer_carry(world: World) -> None:
-    path = world.root / "carries" / "clamp" / "carry.toml"
-    newer = f"format = {CARRY_FORMAT + 1}"
-    path.write_text(re.sub(r"^format = \d+", newer, path.read_text(), flags=re.MULTILINE))
-
-
-def unknown_carry(world: World) -> None:
-    world.list_carries(["clamp", "algn"])
-
-
-@pytest.mark.parametrize(
-    ("change", "code", "says"),
-    [
-        (lock_text("format = 1", "format = 2"), 10, "update sparkwright"),
-        (lock_text("[release]", "[relaese]"), 10, "upstream.lock"),
-        (lock_text("format = 1", "format = 1\nextra = 1"), 10, "extra"),
-        (newer_carry, 10, "update sparkwright"),
-        (unknown_carry, 10, "did you mean 'align'?"),
-    ],
-)
-def test_files_that_say_something_else(world: World, change: object, code: int, says: str) -> None:
-    change(world)
-    refused(world, code, says=(says,))
-
-
 def test_outside_a_checkout(world: World) -> None:
     (world.folder / "elsewhere").mkdir()
     ran = world.call("wheel", "--root", world.folder / "elsewhere")
     assert ran.status == 10
     assert "is not in a checkout" in ran.err
-
-
-class TestDownloads:
-    def test_another_file_under_the_right_name(self, world: World) -> None:
-        name = world.release.lock.wheels["aarch64"].filename
-        whole = world.index.files[name]
-        world.index.files[name] = whole[:-1] + b"x"
-        world.index.digests[name] = None  # as old indexes do: it can only be found out by reading
-        refused(world, 21, says=(name, "is not the file that the lock names"))
-        world.index.files[name] = whole
-        world.good("wheel")

@@ -230,14 +230,6 @@ def test_a_key_that_others_may_read_is_refused(staged: World, tmp_path: Path) ->
     assert SECRET not in ran.said
 
 
-def test_a_wheel_without_a_locked_runtime_is_refused(staged: World) -> None:
-    staged.good("wheel", "--allow-unproved", "words", "--platform", "x86_64")
-    ran = staged.call("serve", "smoke", "--wheel", staged.wheels[0], "--port", "0")
-    assert ran.status == ConfigError.exit_code
-    assert "locked runtime" in ran.said
-    assert "sparkwright lock runtime" in ran.said
-
-
 def test_without_a_wheel_the_present_build_specs_is_made(world: World) -> None:
     world.list_carries([])
     plan = world.good("serve", "smoke", "--dry-run", "--port", "0")

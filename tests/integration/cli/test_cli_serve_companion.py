@@ -1,9 +1,10 @@
-"""``sparkwright serve --dry-run`` names the companion of a recipe, and kernels that would be compiled."""
+"""``sparkwright companion`` on the lists of this checkout, and ``serve --dry-run`` with a companion."""
 
 from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ from typing import Any
 import companion_kit as kit
 import pytest
 import wheelkit
+from command import call
 
+from sparkwright.base.errors import ConfigError, NotInStoreError, UnknownNameError
 from sparkwright.cli.main import main
 from sparkwright.companion.model import load_companion
 from sparkwright.companion.wheel import RECORD, companion_version
@@ -130,3 +133,58 @@ def test_vllm_is_told_of_the_companion_only_where_it_has_all_that_the_recipe_nee
     told = [CUBIN in {one["name"] for one in found["variables"]} for found in (known, unknown)]
     assert (known["compiled"], told) == ([], [True, False])
     assert unknown["compiled"] == ["attention-dflash2"]
+
+
+def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return call(*words, "--root", ROOT, "--offline", cwd=Path.cwd(), **variables)
+
+
+def listed(*words: str) -> subprocess.CompletedProcess[str]:
+    return run("companion", "--list", *words)
+
+
+def test_the_list_shows_what_recipes_need() -> None:
+    done = listed("--series", "0.33", "--recipe", "qwen3.6-27b-dflash", "--json")
+    assert done.returncode == 0, done.stderr
+    assert list(json.loads(done.stdout)["modules"]) == ["sampling", "gemm-fp4"]
+
+
+@pytest.mark.parametrize("series", ["", "0.24", "0.33"])
+def test_every_series_has_a_list(series: str) -> None:
+    done = listed(*(["--series", series] if series else []), "--json")
+    assert "sampling" in json.loads(done.stdout)["modules"]
+
+
+def test_unknown_names_and_series_are_refused() -> None:
+    asked = ("--series", "0.33", "--module", "nothing")
+    assert listed(*asked).returncode == UnknownNameError.exit_code
+    done = listed("--series", "0.33", "--recipe", "nothing")
+    assert done.returncode == UnknownNameError.exit_code
+    assert "there is no recipe 'nothing'" in done.stderr
+    assert listed("--series", "0.99").returncode in {
+        ConfigError.exit_code,
+        UnknownNameError.exit_code,
+    }
+
+
+def test_a_companion_is_audited_by_the_list_of_its_own_series(tmp_path: Path) -> None:
+    def of_flashinfer(version: str) -> Path:
+        record = {**kit.content([]).record, "flashinfer": {"version": version}}
+        info = f"flashinfer_jit_cache-{version}.dist-info"
+        files = wheelkit.with_record(
+            {f"{info}/sparkwright/companion.json": json.dumps(record).encode()}, info
+        )
+        machine = kit.TARGET.machine
+        return wheelkit.pack(
+            tmp_path / f"flashinfer_jit_cache-{version}-py3-none-manylinux_2_28_{machine}.whl", files
+        )
+
+    wheel = of_flashinfer(load_companion(ROOT / "patchsets" / "companions" / "0.24.toml").version)
+    empty = {"SPARKWRIGHT_HOME": str(tmp_path / "store")}
+    own = run("audit", str(wheel), **empty)
+    assert own.returncode == NotInStoreError.exit_code, (
+        "it goes on to the libraries, which an empty store lacks"
+    )
+    unknown = run("audit", str(of_flashinfer("9.9")), **empty)
+    assert unknown.returncode == ConfigError.exit_code
+    assert "has that FlashInfer" in unknown.stderr

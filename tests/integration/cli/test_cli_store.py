@@ -35,29 +35,6 @@ class TestList:
         assert str(world.store.home) in ran.out
 
 
-@pytest.mark.usefixtures("proved")
-class TestVerify:
-    def test_a_damaged_one_and_what_becomes_of_it(self, world: World) -> None:
-        world.good("wheel")
-        digest = world.release.lock.sdist.sha256
-        path = world.store.file_path(digest)
-        path.chmod(0o644)
-        path.write_bytes(b"half")
-        ran = world.call("store", "verify")
-        assert ran.status == 70
-        assert f"files/{digest[:2]}/{digest}" in ran.out
-        assert "--remove" in ran.err
-        ran = world.call("store", "verify", "--json")
-        assert ran.status == 70
-        assert [fault["path"] for fault in ran.json["damaged"]] == [str(path)]
-        assert path.exists()
-        ran = world.good("store", "verify", "--remove")
-        assert "removed  1" in ran.out
-        assert not path.exists()
-        assert "the store is sound" in world.good("store", "verify").out
-        world.good("wheel")
-
-
 class TestPrune:
     def test_it_wants_to_be_told_what(self, world: World) -> None:
         ran = world.call("store", "prune")
@@ -79,18 +56,6 @@ class TestPrune:
         world.new_store("with an environment")
         world.good("wheel")
         assert world.wheels[0].read_bytes() == before
-
-    @pytest.mark.usefixtures("proved")
-    def test_only_what_is_old_goes(self, world: World) -> None:
-        world.good("wheel")
-        old = world.store.file_path(world.release.lock.sdist.sha256)
-        log = next((world.root / ".sparkwright" / "events").iterdir())
-        age([old, log], 10)
-        removed = world.good("store", "prune", "--older-than", "9", "--json").json["removed"]
-        assert {kind["kind"]: kind["count"] for kind in removed} == {"files": 1, "logs": 1}
-        assert not old.exists()
-        assert not log.exists()
-        assert "nothing to remove" in world.good("store", "prune", "--older-than", "9").out
 
     def test_its_own_log_stays(self, world: World) -> None:
         world.good("store", "prune", "--older-than", "0")

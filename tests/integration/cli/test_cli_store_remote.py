@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from killed import goes_on, stopped
-from kit import small_disk
 from store_servers import HostileStore, Misbehaviour, hostile_store, nginx_store
 from world import World, finish
 
@@ -102,16 +101,6 @@ class TestWithoutAServer:
         goes_on(world, "wheel", "--store", server.url)
         world.new_store("second")
         world.good("wheel", "--store", server.url)
-
-    @pytest.mark.slow
-    def test_a_full_disk_while_it_is_read(self, shared: World) -> None:
-        disk = shared.folder / "disk"
-        prefix = small_disk(disk, "400k")
-        child = shared.start("wheel", prefix=prefix, SPARKWRIGHT_HOME=str(disk))
-        ran = finish(child)
-        assert ran.status == 70, ran.said
-        assert "no space left" in ran.err
-        assert "Traceback" not in ran.err
 
 
 class TestCommands:
