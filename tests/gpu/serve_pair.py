@@ -118,6 +118,7 @@ def environment(runner: str, scratch: Path, device: str = "cuda") -> dict[str, s
         **(cpu if device == "cpu" else bytecode),
         "VLLM_USE_V2_MODEL_RUNNER": "1" if runner == "v2" else "0",
         "VLLM_USE_FLASHINFER_SAMPLER": "0",  # compiled for a minute, and no request here needs it
+        "VLLM_ALLREDUCE_USE_FLASHINFER": "0",  # likewise, on two cards
         "NCCL_NVLS_ENABLE": "0",  # multicast needs a daemon that lent machines may lack
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_OFFLINE": "1",
@@ -139,6 +140,7 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     if args.cards > 1:
         engine |= {"tensor_parallel_size": args.cards, "distributed_executor_backend": "mp"}
         engine["disable_custom_all_reduce"] = True
+        engine["compilation_config"] = {"pass_config": {"fuse_allreduce_rms": False}}  # FlashInfer's again
     return {"engine": engine | attention, "speculative": attention}
 
 
