@@ -31,7 +31,7 @@ class Forge:
 
     Attributes:
         asked: method and path of each request.
-        faults: what goes wrong with the next upload: ``cut``, ``flip`` or a status; `None` for nothing.
+        faults: what goes wrong with the next upload: ``cut`` or a status; `None` for nothing.
         headers: what an answer with such a status has besides.
         planted: the next answer to a method, in place of its own.
         before_answer: called before each answer, with method and path.
@@ -213,7 +213,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 if fault == "cut":
                     self.connection.shutdown(socket.SHUT_RDWR)
                     return
-                data = bytes(one ^ 1 for one in data) if fault == "flip" else data
                 stream.write(data)
                 digest.update(data)
         size = (forge.folder / key).stat().st_size

@@ -124,7 +124,7 @@ class S3Target:
 
     def url(self, path: str) -> str:
         """See `Mirror.url`."""
-        key = quote(self._key(path), safe="/")
+        key = quote(self._key(checked_path(path)), safe="/")
         if self.endpoint:
             return f"{self.endpoint}/{self.bucket}/{key}"
         region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")

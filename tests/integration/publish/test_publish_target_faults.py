@@ -13,7 +13,8 @@ import target_kit
 from kit import Recorder
 from store_servers import s3_server
 from target_kit import FAST, SECRET, FaultProxy, ProxyFault, opened, told
-from test_publish_targets import PAGE, WHEEL, credentials, file_of
+from test_publish_targets import FILE as WHEEL
+from test_publish_targets import PAGE, credentials, file_of
 from wheelkit import sha256
 
 from sparkwright.base.errors import TamperedError, UploadError

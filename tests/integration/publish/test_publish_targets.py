@@ -1,4 +1,4 @@
-"""One contract for every target: a folder, and moto's S3 server."""
+"""One contract for every place that is published to: a folder, moto's S3 server, and releases of a forge."""
 
 from __future__ import annotations
 
@@ -7,18 +7,23 @@ import os
 import random
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
+import forge
 import pytest
 from wheelkit import sha256
 
-from sparkwright.base.errors import LostRaceError, PublishError, TamperedError
+from sparkwright.base.errors import LostRaceError, PublishError, TamperedError, UploadError
 from sparkwright.publish.places import open_target
+from sparkwright.publish.release import Asset, read_forge
 from sparkwright.publish.target import Target
 
-WHEEL = "files/ab/vllm-0.24.0+spark.3.aaaaaaaa-cp38-abi3-manylinux_2_28_aarch64.whl"
+WHEEL = "vllm-0.24.0+spark.3.aaaaaaaa-cp38-abi3-manylinux_2_28_aarch64.whl"
+FILE = f"files/ab/{WHEEL}"
 PAGE = "stable/simple/vllm/index.json"
 KINDS = ("folder", "s3")
 _numbers = itertools.count()
@@ -63,30 +68,68 @@ def sizes(target: Target, prefix: str) -> dict[str, int]:
 # Files that never change ----------------------------------------------------------------------------
 
 
-def test_what_is_put_is_there(address: str, wheel: Path) -> None:
-    target = open_target(address)
-    assert target.read(WHEEL) is None
-    target.put_file(WHEEL, wheel, sha256(wheel))
-    assert target.read(WHEEL).data == wheel.read_bytes()
-    open_target(address).put_file(WHEEL, wheel, sha256(wheel))  # again, as the next run does
-    assert sorted(target.files("")) == [WHEEL]
+class Place(NamedTuple):
+    """One path of a target or one asset of a release: it takes a file, and never another one."""
+
+    put: Callable[[Path, str], None]
+    read: Callable[[], bytes | None]
+    files: Callable[[], list[str]]
 
 
-def test_a_published_file_never_changes(address: str, wheel: Path, tmp_path: Path) -> None:
-    target = open_target(address)
-    target.put_file(WHEEL, wheel, sha256(wheel))
+def place_at(address: str) -> Place:
+    def read() -> bytes | None:
+        found = open_target(address).read(WHEEL)
+        return found and found.data
+
+    # Each publisher opens the target anew.
+    return Place(
+        lambda file, digest: open_target(address).put_file(WHEEL, file, digest),
+        read,
+        lambda: sorted(open_target(address).files("")),
+    )
+
+
+def asset_of(hub: forge.Forge) -> Place:
+    client = read_forge({**hub.environment, "PIP_CONFIG_FILE": os.devnull})
+
+    def put(file: Path, digest: str) -> None:
+        client.send("v1", "main", [Asset(WHEEL, file, file.stat().st_size, digest, "")])
+
+    return Place(put, lambda: hub.published().get(WHEEL), lambda: sorted(hub.published()))
+
+
+@pytest.fixture(params=[*KINDS, "forge"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    if request.param != "forge":
+        yield place_at(empty(request, tmp_path, monkeypatch))
+        return
+    (tmp_path / "pages").mkdir()
+    with forge.forge(tmp_path / "forge", tmp_path / "pages") as hub:
+        yield asset_of(hub)
+
+
+def test_what_is_put_is_there(place: Place, wheel: Path) -> None:
+    assert place.read() is None
+    for _ in range(2):  # again, as the next run does
+        place.put(wheel, sha256(wheel))
+        assert (place.read(), place.files()) == (wheel.read_bytes(), [WHEEL])
+
+
+def test_a_published_file_never_changes(place: Place, wheel: Path, tmp_path: Path) -> None:
+    place.put(wheel, sha256(wheel))
     other = file_of(tmp_path, 300_000, seed=2)
-    with pytest.raises(TamperedError, match="never change"):
-        target.put_file(WHEEL, other, sha256(other))
-    assert target.read(WHEEL).data == wheel.read_bytes()
+    with pytest.raises((TamperedError, PublishError)) as raised:
+        place.put(other, sha256(other))
+    assert "files never change" in raised.value.because or "releases never change" in raised.value.next_step
+    assert place.read() == wheel.read_bytes()
 
 
-def test_a_file_with_another_digest_is_not_published(address: str, wheel: Path) -> None:
-    target = open_target(address)
-    with pytest.raises(TamperedError):
-        target.put_file(WHEEL, wheel, "0" * 64)
-    assert target.read(WHEEL) is None
-    target.put_file(WHEEL, wheel, sha256(wheel))
+def test_a_file_with_another_digest_is_not_published(place: Place, wheel: Path) -> None:
+    with pytest.raises((TamperedError, UploadError)):
+        place.put(wheel, "0" * 64)
+    assert place.read() is None
+    place.put(wheel, sha256(wheel))
+    assert place.read() == wheel.read_bytes()
 
 
 # Pointers -------------------------------------------------------------------------------------------
@@ -111,40 +154,42 @@ def test_a_pointer_is_replaced_only_from_the_state_that_was_read(address: str) -
 def test_files_are_listed_by_folder(address: str, wheel: Path) -> None:
     target = open_target(address)
     assert sorted(target.files("")) == []
-    target.put_file(WHEEL, wheel, sha256(wheel))
+    target.put_file(FILE, wheel, sha256(wheel))
     target.replace(PAGE, b"x", expected=None)
     target.replace("stable/channel.json", b"x", expected=None)
     target.replace("stable-2/a b+c.json", b"x", expected=None)
-    assert sorted(target.files("")) == sorted([WHEEL, PAGE, "stable/channel.json", "stable-2/a b+c.json"])
+    assert sorted(target.files("")) == sorted([FILE, PAGE, "stable/channel.json", "stable-2/a b+c.json"])
     assert (
         sorted(target.files("stable"))
         == sorted(target.files("stable/"))
         == sorted([PAGE, "stable/channel.json"])
     )
-    assert sorted(target.files("files/")) == [WHEEL]
+    assert sorted(target.files("files/")) == [FILE]
     assert sorted(target.files("absent")) == []
 
 
 def test_a_file_is_removed_and_can_be_put_again(address: str, tmp_path: Path) -> None:
     target, wheel = open_target(address), file_of(tmp_path, (1 << 20) + 5)
     before = time.time()
-    target.put_file(WHEEL, wheel, sha256(wheel))
+    target.put_file(FILE, wheel, sha256(wheel))
     target.replace(PAGE, b"page", expected=None)
     target.replace("stable/channel.json", b"x", expected=None)
-    assert sizes(target, "") == {WHEEL: (1 << 20) + 5, PAGE: 4, "stable/channel.json": 1}
+    assert sizes(target, "") == {FILE: (1 << 20) + 5, PAGE: 4, "stable/channel.json": 1}
     assert sizes(target, "stable/simple") == {PAGE: 4}
     assert all(before - 2 < entry.modified < time.time() + 2 for entry in target.files("").values())
-    for path in (WHEEL, PAGE, "files/ab/absent.whl", "absent.json"):
+    for path in (FILE, PAGE, "files/ab/absent.whl", "absent.json"):
         target.remove(path)
     assert sizes(target, "") == {"stable/channel.json": 1}
-    assert open_target(address).read(WHEEL) is None
+    assert open_target(address).read(FILE) is None
     other = file_of(tmp_path, (1 << 20) + 7, seed=2)
-    target.put_file(WHEEL, other, sha256(other))
-    assert target.read(WHEEL).data == other.read_bytes()
+    target.put_file(FILE, other, sha256(other))
+    assert target.read(FILE).data == other.read_bytes()
     target.replace(PAGE, b"new", expected=None)
 
 
-@pytest.mark.parametrize("path", ["", "/etc/passwd", "a//b", "../a", "a/../../b", "a\\b", "a\nb"])
+@pytest.mark.parametrize(
+    "path", ["", "/a", "../a", "a/../b", "a/../../b", "a//b", "a/", ".", "a/./b", "a\\b", "a\nb", "a\0b"]
+)
 def test_paths_that_lead_elsewhere_are_refused(address: str, wheel: Path, path: str) -> None:
     target = open_target(address)
     calls = (
@@ -152,6 +197,7 @@ def test_paths_that_lead_elsewhere_are_refused(address: str, wheel: Path, path: 
         lambda: target.put_file(path, wheel, sha256(wheel)),
         lambda: target.replace(path, b"", expected=None),
         lambda: target.remove(path),
+        lambda: target.url(path),
     )
     for call in calls:
         with pytest.raises(PublishError, match="not a relative path"):
@@ -193,19 +239,8 @@ def test_of_two_publishers_at_once_nothing_is_lost(address: str) -> None:
 
 
 def test_two_publishers_of_one_wheel_both_succeed(address: str, wheel: Path) -> None:
-    failures: list[Exception] = []
-
-    def put() -> None:
-        try:
-            open_target(address).put_file(WHEEL, wheel, sha256(wheel))
-        except Exception as error:  # noqa: BLE001 - reported below
-            failures.append(error)
-
-    threads = [threading.Thread(target=put) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [str(failure) for failure in failures] == []
-    assert open_target(address).read(WHEEL).data == wheel.read_bytes()
-    assert sorted(open_target(address).files("")) == [WHEEL]
+    with ThreadPoolExecutor(3) as pool:
+        for put in [pool.submit(place_at(address).put, wheel, sha256(wheel)) for _ in range(3)]:
+            put.result()
+    assert place_at(address).read() == wheel.read_bytes()
+    assert place_at(address).files() == [WHEEL]
