@@ -25,8 +25,6 @@ class Event:
 
     Attributes:
         kind: dotted name, such as ``task.started`` or ``merge.outcome``.
-        at: seconds since the epoch.
-        data: JSON-ready details.
     """
 
     kind: str
@@ -79,11 +77,9 @@ class Task:
     def advance(self, amount: int = 1, **details: Any) -> None:
         """Record *amount* more units as done; subscribers receive it ten times a second at most.
 
-        Args:
-            amount: number of units.
-            details: further facts, JSON-ready: ``left`` is a better estimate of the seconds left than the
-                finished share gives; ``running`` are its running parts, each with ``name``, ``elapsed``,
-                ``expected`` (seconds) and ``mib``, and ``machine`` where that is another one.
+        *details* are further facts, JSON-ready: ``left`` is a better estimate of the seconds left than the
+        finished share gives; ``running`` are its running parts, each with ``name``, ``elapsed``, ``expected``
+        (seconds) and ``mib``, and ``machine`` where that is another one.
         """
         self.done += amount
         now = time.monotonic()

@@ -47,7 +47,6 @@ class MachineSnapshot:
     """The resources of the machine at one moment.
 
     Attributes:
-        available_mib: memory that is available without swapping.
         pressure: memory pressure; `None` where the kernel does not measure it.
     """
 

@@ -182,11 +182,7 @@ def _edited(carry: Carry) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class ResolvedPull:
-    """A pull request as it is now.
-
-    Attributes:
-        subjects: subjects of its commits, oldest first.
-    """
+    """A pull request as it is now."""
 
     pin: PullRequest
     author: str

@@ -35,7 +35,6 @@ class Upstream(Model, frozen=True):
 
     Attributes:
         state: what had become of it when it was last read.
-        relation: how ours relates to it, in words.
         absorbs: whether merging it upstream makes the carry unnecessary. It has to be said: most are
             about a part of what a carry does, and a carry left out by mistake is a defect that returns.
     """
@@ -51,7 +50,6 @@ class Superseded(Model, frozen=True):
     """Releases in which upstream has an answer of its own.
 
     Attributes:
-        releases: PEP 440 specifier.
         rest: the carry that does there what upstream's answer leaves out, if it leaves out anything.
     """
 
@@ -116,9 +114,6 @@ class LaterProbe(Model, frozen=True):
     Attributes:
         release: the first release that it is for; it holds until that of the next entry.
         helpers: like those of `ProbeSpec`; the same as there by default, as are the others.
-        memory_mib: limit of resident memory of one run, in MiB.
-        triton: ``interpret`` runs Triton kernels on CPU tensors.
-        reads: patterns of files that its verdict hangs on besides those that the carry changes.
     """
 
     release: Text

@@ -28,12 +28,10 @@ _NO_NEWLINE = "\\"
 
 @dataclass(frozen=True)
 class Hunk:
-    """Lines to take out and put in.
+    """Lines to take out and put in, each with its line end.
 
     Attributes:
         start: number of the first old line, from 1; for a pure addition the line it follows.
-        removed: the old lines, with their line ends.
-        added: the new lines, likewise.
     """
 
     start: int
@@ -48,7 +46,6 @@ class FilePatch:
     Attributes:
         old: id of the blob that it was written for; `None` for a new file.
         new: id of the blob that results; `None` for a deleted file.
-        mode: ``100644`` or ``100755``.
     """
 
     path: str

@@ -50,7 +50,6 @@ class Patchset(Model, frozen=True, kw_only=True):
     Attributes:
         name: its name; it becomes part of the wheel's version. It is the file's too, but for a series' own.
         series: the series that it is the patchset of, which the file is called by; empty for any other.
-        carries: names of carries, in the order in which they are merged.
     """
 
     format: int

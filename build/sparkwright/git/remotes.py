@@ -182,17 +182,11 @@ def fetch(
     history_only: bool = False,
     without_files: bool = False,
 ) -> None:
-    """Fetch refs or commits by id from *address* into the store; no local ref is made.
+    """Fetch refs by full name, or commits by id, from *address* into the store; no local ref is made.
 
-    Args:
-        repository: where to.
-        address: https, ssh or file address, or a folder.
-        wanted: full ref names or 40-digit commit ids.
-        depth: commits of history for each; `None` for all of it.
-        history_only: leave trees and files out, where the remote can; for a scratch repository
-            in which a merge base is looked for.
-        without_files: leave files out, where the remote can; for a scratch repository, into which those
-            that are needed are fetched afterwards, by their ids.
+    *depth* are the commits of history for each, `None` for all of it. With *history_only*, trees and files
+    are left out where the remote can do so, for a scratch repository in which a merge base is looked for;
+    *without_files* is for one into which those that are needed are fetched afterwards, by their ids.
     """
     where = check_address(address)
     names = [_check_wanted(name) for name in wanted]

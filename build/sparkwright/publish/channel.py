@@ -45,9 +45,7 @@ class ListedWheel(Model, frozen=True):
     Attributes:
         project: its project's name, normalized after PEP 503.
         uploaded: when it came into the channel, in UTC.
-        yanked: the reason for which it was taken back; `None` if it was not.
         runtime: SHA-256 of its locked runtime, the packages that it is installed with; empty if it has none.
-        evidence: SHA-256 of the evidence by which it came into the channel, by kind.
     """
 
     filename: str
@@ -105,10 +103,8 @@ class ChannelState(Model, frozen=True):
     """One generation of a channel.
 
     Attributes:
-        generation: 1 for the first.
         previous: SHA-256 of the payload of the generation before; empty for the first.
         written: when it was made, in UTC.
-        expires: when it is to be trusted no longer, in UTC.
     """
 
     channel: str

@@ -57,7 +57,6 @@ class ChannelPolicy(Model, frozen=True):
     Attributes:
         requires: kinds of evidence, in the order in which they are made; of a companion, whose kernels no
             carry changes and no model verifies, only the audit is asked for.
-        expires_days: days after which a generation is trusted no longer.
         capability: compute capability that ``verify`` has to have run on, such as ``12.1``; empty for any.
         keep_days: days for which ``channel prune`` keeps wheels and generations; for ever if `None`.
         report_keys: public keys whose owners' reports are taken as ``verify``.
@@ -116,11 +115,9 @@ class AttachedEvidence(Model, frozen=True):
     """One finding about one wheel.
 
     Attributes:
-        wheel: SHA-256 of the wheel.
         verdict: only what passed is evidence.
         made: when it was found, in UTC; empty where it is part of the wheel.
         detail: what was found, JSON-ready; of ``verify`` the capability, the profile and the checks.
-        files: SHA-256 of the result files by name.
     """
 
     kind: EvidenceKind

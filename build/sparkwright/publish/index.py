@@ -68,9 +68,6 @@ class PublishedFile:
 
     Attributes:
         project: its project's name, normalized after PEP 503.
-        sha256: digest of its bytes, 64 hex digits.
-        requires_python: PEP 440 specifier, or the empty string.
-        metadata_sha256: digest of its METADATA, 64 hex digits.
     """
 
     project: str
@@ -92,7 +89,6 @@ class PublishedIndex:
     """A finished index.
 
     Attributes:
-        folder: folder of the wheels and, in ``simple/``, the pages.
         written: the pages and metadata files that changed, relative to *folder*.
     """
 
@@ -124,10 +120,8 @@ def publish(
     the projects' pages, then the root; pages of projects without a wheel are removed last. The same wheels
     give the same bytes.
 
-    Args:
-        folder: folder of the wheels; the pages go to ``simple/`` in it.
-        digests: SHA-256 of wheels by file name, if the caller has it; the other wheels are read.
-        runtimes: locked runtimes by file name, see `runtimes_in`; each wheel gets its own beside it.
+    *digests* are SHA-256 of wheels by file name, if the caller has them, and *runtimes* those of
+    `runtimes_in`; each wheel gets its own beside it.
     """
     wheels = wheels_in(folder)
     _check_wheels(wheels)

@@ -148,7 +148,6 @@ class ChannelKeys:
     """The key and the root of a channel of this machine.
 
     Attributes:
-        root: the newest version of the root.
         files: all versions of it, to be published beside the channel.
     """
 
@@ -211,12 +210,9 @@ def rotate_key(
 ) -> ChannelKeys:
     """Replace the present key by a new one; the next version of the root trusts that in its place.
 
-    Args:
-        home: the channel's folder.
-        revoke: the reason, if the present key may have been stolen; readers see it.
-        split: move the present key to this file, from where it goes on signing roots and nothing else; the
-            new one may sign generations and nothing else.
-        roots_key: private key that signs the root in place of the present one, after a split.
+    *revoke* is the reason, if the present key may have been stolen; readers see it. With *split* the present
+    key moves to that file, from where it goes on signing roots and nothing else, and the new one may sign
+    generations and nothing else; after that, *roots_key* signs the root in place of the present one.
     """
     before, key, now = published_root(home) or load_publisher(home).root, _new_key(), stamp(datetime.now(UTC))
     (old,) = before.keys("timestamp")

@@ -102,9 +102,7 @@ class OwnerReport(Model, frozen=True):
     Attributes:
         made: day of the run, in UTC.
         run: SHA-256 of the run's journal, which its owner keeps: no two reports are of one run.
-        key: public key that signs, ed25519.
         complete: the whole profile ran, and every check came to all of its conclusions.
-        failures: failed requests by the kind of failure.
         memory: GiB, or tokens, by what they are of.
     """
 

@@ -40,11 +40,7 @@ _NOT_FOUND = (403, 404, 410)
 
 @dataclass(frozen=True)
 class HttpMirror:
-    """Files behind HTTP or HTTPS.
-
-    Attributes:
-        root: address of the root, without a slash at its end.
-    """
+    """Files behind HTTP or HTTPS, below the address *root*, which has no slash at its end."""
 
     root: str
     settings: IndexSettings

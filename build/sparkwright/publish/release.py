@@ -108,7 +108,6 @@ class Forge:
     """A repository, ``OWNER/NAME``, on a forge.
 
     Attributes:
-        web: address of the web site, under which assets are downloaded.
         token: what may write releases; in no argument, address or message.
     """
 

@@ -74,7 +74,6 @@ class ReadChannel:
     """A channel as its metadata describe it.
 
     Attributes:
-        version: of the pointer.
         tag: of the pointer, for replacing it.
         root: the newest root, by which it was verified; `None` if it was not.
     """

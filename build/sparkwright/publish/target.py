@@ -317,9 +317,6 @@ class Lease:
     works. Others take it over once they saw it unchanged for `LEASE_LASTS_S` by their own clock, so that one
     that was killed holds them up for that time, whatever the clocks of machines say. One that was stopped for
     as long writes no more: `require` and the conditional write of every pointer see to that.
-
-    Attributes:
-        patience_s: longest wait for others, in seconds.
     """
 
     target: Target

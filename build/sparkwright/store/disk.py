@@ -276,7 +276,6 @@ class ActiveRun:
 
     Attributes:
         path: a file that is locked while it lasts.
-        started: when it began, in seconds since the epoch.
     """
 
     path: Path

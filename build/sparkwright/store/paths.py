@@ -110,12 +110,8 @@ class Store:
 
         What is not here is brought from the remote tier, where there is one.
 
-        Args:
-            sha256: the digest.
-            size: where given, a file of another size counts as none: a machine that lost power may
-                have kept a file's name and not its bytes.
-            remote: false to look here only.
-            fresh: true to ask the remote tier again, though this command has asked before.
+        A file of another *size* counts as none: a machine that lost power may have kept a file's name and not
+        its bytes. *fresh* asks the remote tier again, though this command has asked before.
         """
         if not _DIGEST.fullmatch(sha256):  # what a damaged record names
             return None
@@ -174,12 +170,9 @@ class Store:
             remove_tree(self.named / sha256[:16])
 
     def adopt_file(self, source: Path, sha256: str, *, verified: bool = False) -> Path:
-        """Move *source* into the store under *sha256*, once that digest is verified.
+        """Move *source*, on the store's disk, into the store under *sha256*, once that digest is verified.
 
-        Args:
-            source: the file, on the store's disk.
-            sha256: the digest that it should have.
-            verified: whether the caller has computed that digest while writing the file.
+        *verified* says that the caller has computed that digest while writing the file.
 
         Raises:
             DigestError: *source* holds other bytes; it is removed.

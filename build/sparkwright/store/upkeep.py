@@ -62,7 +62,6 @@ class StoreEntry:
     Attributes:
         kind: what it is: ``files``, ``trees`` and so on.
         size: in bytes, with all below it and all companions.
-        used: when it was last used, in seconds since the epoch.
         removable: whether it can go and come back by itself; git's objects cannot one by one.
         companions: what is of no use without it.
     """
@@ -315,11 +314,7 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class StoreFault:
-    """Something in the store that is not as it should be.
-
-    Attributes:
-        companions: what goes with it when it is removed.
-    """
+    """Something in the store that is not as it should be."""
 
     path: Path
     why: str

@@ -37,12 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class IndexFile:
-    """A file as an index lists it.
-
-    Attributes:
-        sha256: the digest that the index states, or `None`.
-        size: the size that the index states (PEP 700), in bytes, or `None`.
-    """
+    """A file as an index lists it."""
 
     filename: str
     url: str

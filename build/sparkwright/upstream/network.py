@@ -43,13 +43,10 @@ class IndexSettings:
     """Addresses and limits for fetching.
 
     Attributes:
-        index_url: the index's base address; empty for the library's default.
         cert: file or folder of certificates to trust; empty for the system's choice.
         trusted_hosts: hosts, with or without a port, that may be asked without encryption.
-        timeout_s: how long a connection may be silent, in seconds.
         attempts: tries in a row that may bring nothing before giving up.
         backoff_s: wait before the second try, in seconds; it doubles up to half a minute.
-        upstream_wheels: address of upstream's index of wheels by commit.
         upstream_variant: the CUDA variant that is taken from there; empty for upstream's main one.
     """
 

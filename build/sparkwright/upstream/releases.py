@@ -130,12 +130,7 @@ def other_release(access: Access, version: str, *, sha256: str | None = None) ->
     """Return the files of any release, by its version, from the index.
 
     The digest that the index states when it is first asked is remembered, and is what counts
-    from then on, offline too.
-
-    Args:
-        access: where files come from and go to.
-        version: the release.
-        sha256: the digest that its sdist must have, if one is known.
+    from then on, offline too. *sha256* is the one that its sdist must have, if one is known.
     """
     artifact = _release_sdist(access, version)
     require_digest(artifact, sha256)

@@ -58,7 +58,6 @@ class UpstreamSource:
     """Somewhere that upstream's files come from; nothing is ever written there.
 
     Attributes:
-        access: where what comes from it is kept.
         remote: the repository with commits, an address or a clone; empty for the one that the lock names.
         folder: the user's, which sdists and wheels are taken from before the package index is asked.
         by_commit: a pinned release is taken from the repository, and not from its sdist.

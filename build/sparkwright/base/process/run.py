@@ -31,8 +31,6 @@ class Completed:
 
     Attributes:
         status: its exit status; negative is the signal that ended it.
-        stdout: its standard output, raw.
-        stderr: its standard error, decoded.
     """
 
     argv: tuple[str, ...]

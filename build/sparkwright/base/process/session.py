@@ -62,7 +62,6 @@ class Ended:
 
     Attributes:
         status: its exit status; negative is the signal that ended it.
-        cpu_seconds: CPU time of it and of every descendant that was waited for.
         peak_mib: most resident memory of any one of these processes.
     """
 
@@ -133,13 +132,8 @@ def start(
     It reads nothing. It and all that it starts are killed when this process dies, however it dies, and also
     when the *thread* that started it ends: that is how the kernel defines it (prctl(2)).
 
-    Args:
-        argv: program and arguments.
-        cwd: its working folder.
-        env: its whole environment.
-        log: file for its output, below the command line; an existing file is replaced.
-        nice: increment of its niceness.
-        oom_score_adj: its priority to be killed when memory runs out, up to 1000.
+    *env* is its whole environment; *log* a file for its output, below the command line, which is replaced;
+    *oom_score_adj* its priority to be killed when memory runs out, up to 1000.
 
     Raises:
         ToolError: the program does not exist, or may not be run.

@@ -28,7 +28,6 @@ class RemoteLimits:
     Attributes:
         stall_s: longest wait for a connection, for an answer, and between two pieces of it, in seconds.
         least_rate: bytes a second that a transfer has to bring on the average after `stall_s`.
-        most_bytes: largest file that is read or written.
     """
 
     stall_s: float = 10.0
@@ -44,7 +43,6 @@ class RemoteSettings:
         url: the address, without credentials.
         user: name for HTTP's basic authentication; empty for none.
         password: its password, or the bearer token where `user` is empty.
-        write: write results and downloads there.
         writers: keys of the writers whose records count, beside this machine's own, by a name for people.
     """
 

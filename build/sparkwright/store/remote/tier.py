@@ -47,7 +47,6 @@ class RemoteReport:
     """The remote tier's part in a command: files and records, for people and for JSON.
 
     Attributes:
-        url: its address, without credentials.
         refused: those that were not what was asked for, or of unknown writers.
         stopped: why it was left alone for the rest of the command; empty if it was not.
     """
@@ -67,12 +66,7 @@ class RemoteReport:
 
 
 class RemoteTier:
-    """A server that shares results and downloads between machines.
-
-    Attributes:
-        client: speaks with it; no connection is made before something is asked.
-        writers: the writers whose records count, by id.
-    """
+    """A server that shares results and downloads between machines."""
 
     def __init__(self, settings: RemoteSettings) -> None:
         self.settings = settings
