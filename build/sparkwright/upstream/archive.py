@@ -91,9 +91,7 @@ def bad_component(part: str) -> str | None:
 
 
 # HFS+ leaves these out of names (git's utf8.c, next_hfs_char).
-_UNSEEN = dict.fromkeys(
-    [*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF],
-)
+_UNSEEN = dict.fromkeys([*range(0x200C, 0x2010), *range(0x202A, 0x202F), *range(0x206A, 0x2070), 0xFEFF])
 
 
 def _is_like_git(part: str) -> bool:

@@ -96,9 +96,7 @@ def propose_lock(access: Access, old: Lock, version: str, machines: Collection[s
         for machine in machines or old.wheels
     }
     evidence = ReleaseEvidence(
-        sdist=sdist,
-        texts=texts,
-        tag_commit=_tag_commit(access, old.release.git, version),
+        sdist=sdist, texts=texts, tag_commit=_tag_commit(access, old.release.git, version)
     )
     return successor(old, evidence, wheels)
 

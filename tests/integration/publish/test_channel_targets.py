@@ -77,11 +77,7 @@ def wheels(target: Target) -> set[str]:
 
 
 @pytest.fixture(params=KINDS)
-def target(
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Target:
+def target(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Target:
     return open_target(empty(request, tmp_path, monkeypatch))
 
 

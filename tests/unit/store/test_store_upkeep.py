@@ -18,15 +18,7 @@ from sparkwright.cli.output import events_kept
 from sparkwright.probe.environment import bytecode_folder
 from sparkwright.store.disk import NOTED_EVERY_S, last_used, note_use, oldest_run
 from sparkwright.store.paths import Store
-from sparkwright.store.upkeep import (
-    Pruned,
-    prune,
-    remove_faults,
-    survey,
-    totals,
-    unsound,
-    verify,
-)
+from sparkwright.store.upkeep import Pruned, prune, remove_faults, survey, totals, unsound, verify
 
 DAY = 86400.0
 
