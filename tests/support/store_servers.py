@@ -1,6 +1,5 @@
 """Servers for the store's remote tier: nginx and S3 in their own process, and one that misbehaves."""
 
-import base64
 import contextlib
 import http.server
 import shutil
@@ -243,8 +242,3 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.write(bytes([byte]))
             if self.store.ended.wait(fault.drip_s):
                 break
-
-
-def basic(user: str, password: str) -> str:
-    """Return the header of HTTP's basic authentication."""
-    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()

@@ -253,7 +253,7 @@ def resolve_pull(store: Store, address: str, number: int, *, branch: str = "") -
                 because="it lists no branch and no tag of that name",
                 next_step="give the branch that the pull request is against, or a commit's 40 digits",
             )
-        fetch(history, address, [head_ref, main], depth=None, history_only=True)
+        fetch(history, address, [head_ref, main], depth=None, filter_="tree:0")
         done = history.command("merge-base", main, head, accept=(0, 1))
         if done.status:
             raise FetchError(

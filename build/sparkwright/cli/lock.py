@@ -60,11 +60,11 @@ def check_command(session: Session, *, source: str) -> Result:
         confirmed = session.source(source).pristine(lock) if source else session.source("git").known(lock)
         evidence = gather(access, lock, pristine=confirmed)
     findings = [*check(lock, evidence), *check_native(lock, gather_cuda(access, lock))]
-    open_ends = unconfirmed(lock, evidence)
-    checked = len(flatten(lock)) - len(open_ends)
+    rest = unconfirmed(lock, evidence)
+    checked = len(flatten(lock)) - bool(rest)
     described = {
         "values": checked,
-        "unconfirmed": [item._asdict() for item in open_ends],
+        "unconfirmed": rest,
         "findings": [finding._asdict() for finding in findings],
     }
     if findings:
@@ -76,10 +76,11 @@ def check_command(session: Session, *, source: str) -> Result:
     native = "; the [native] tables fit it, torch and each other" if lock.native else ""
     name, release = session.checkout.lock_name, lock.release.version
     parts: list[Part] = [f"{name} agrees with vllm {release}: {checked} values checked{native}"]
-    for item in open_ends:
+    if rest:
+        stated = lock.release.commit.removesuffix(rest)
         parts.append(
-            f"unconfirmed: {item.key} is {item.stated or 'nothing'} by the release's own files; "
-            f"the other {len(item.rest)} digits, {item.rest}, were not confirmed by any repository"
+            f"unconfirmed: release.commit is {stated or 'nothing'} by the release's own files; the other "
+            f"{len(rest)} digits, {rest}, were not confirmed by any repository"
         )
         parts.append(session.hint("sparkwright lock check --source git, or an address, or a clone"))
     return Result(described, parts)

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import urlsplit
 
 from sparkwright.base.errors import FetchError, ProcessError, RefError
@@ -179,22 +180,20 @@ def fetch(
     wanted: Sequence[str],
     *,
     depth: int | None = 1,
-    history_only: bool = False,
-    without_files: bool = False,
+    filter_: Literal["", "tree:0", "blob:none"] = "",
 ) -> None:
     """Fetch refs by full name, or commits by id, from *address* into the store; no local ref is made.
 
-    *depth* are the commits of history for each, `None` for all of it. With *history_only*, trees and files
-    are left out where the remote can do so, for a scratch repository in which a merge base is looked for;
-    *without_files* is for one into which those that are needed are fetched afterwards, by their ids.
+    *depth* are the commits of history for each, `None` for all of it. *filter_*
+    is what the remote leaves out if it can, for a scratch repository: trees with files where a merge base is
+    looked for, and files where those that are needed are fetched afterwards, by their ids.
     """
     where = check_address(address)
     names = [_check_wanted(name) for name in wanted]
     # Without a depth, git takes the history of a commit that came with a short one to be complete.
     options = [*_sender(where), "--no-tags", "--no-write-fetch-head", "--quiet", "--no-auto-maintenance"]
     options += [f"--depth={depth or _ALL_HISTORY}"]
-    options += ["--filter=tree:0"] if history_only else []
-    options += ["--filter=blob:none"] if without_files else []
+    options += [f"--filter={filter_}"] if filter_ else []
     try:
         # git refuses a second fetch into a store whose history is short, rather than waiting.
         lock = hold(repository.path / "sparkwright-fetch.lock", f"fetching into {repository.path}")

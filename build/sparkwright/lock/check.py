@@ -63,25 +63,11 @@ def check(lock: Lock, evidence: ReleaseEvidence) -> list[LockFinding]:
     return sorted(findings, key=lambda finding: order.get(finding.key, len(order)))
 
 
-class Unconfirmed(NamedTuple):
-    """A value of the lock of which only the beginning was verified.
-
-    Attributes:
-        stated: the part of it that the release states.
-        rest: the remaining digits in the lock, which may be wrong.
-    """
-
-    key: str
-    stated: str
-    rest: str
-
-
-def unconfirmed(lock: Lock, evidence: ReleaseEvidence) -> list[Unconfirmed]:
-    """Return the digits of the commit that nothing in *evidence* states: a release abbreviates its own."""
-    key, commit = "release.commit", lock.release.commit
-    values = [item.value for item in statements(evidence) if item.key == key and item.value]
-    known = max((len(value) for value in values if commit.startswith(value)), default=0)
-    return [Unconfirmed(key, commit[:known], commit[known:])] if commit[known:] else []
+def unconfirmed(lock: Lock, evidence: ReleaseEvidence) -> str:
+    """Return the last digits of the commit, which nothing states: a release abbreviates its own."""
+    stated = [one.value for one in statements(evidence) if one.key == "release.commit" and one.value]
+    commit = lock.release.commit
+    return commit[max((len(value) for value in stated if commit.startswith(value)), default=0) :]
 
 
 def disagreement(findings: Sequence[LockFinding]) -> LockMismatchError:

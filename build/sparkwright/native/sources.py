@@ -246,7 +246,7 @@ def _read_remote(folder: Path, address: str, pin: SourcePin, *, whole: bool) -> 
     repository = open_repository(folder)
     try:
         commit = _commit(repository, address, pin.ref)
-        fetch(repository, address, [commit], without_files=not whole)
+        fetch(repository, address, [commit], filter_="" if whole else "blob:none")
         tree = repository.tree_of(commit)
         if not whole and (blobs := _chosen(repository.files(tree), pin.paths)):
             fetch(repository, address, sorted({entry.blob for entry in blobs.values()}))

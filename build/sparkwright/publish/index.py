@@ -22,7 +22,7 @@ from packaging.version import InvalidVersion, Version
 
 from sparkwright.base.digests import sha256_bytes, sha256_file
 from sparkwright.base.errors import PublishError
-from sparkwright.base.events import emit, warn
+from sparkwright.base.events import warn
 from sparkwright.base.text import one_line
 from sparkwright.lock.model import series_of
 from sparkwright.lock.runtime import (
@@ -86,16 +86,10 @@ class PublishedFile:
 
 @dataclass(frozen=True)
 class PublishedIndex:
-    """A finished index.
-
-    Attributes:
-        written: the pages and metadata files that changed, relative to *folder*.
-    """
+    """A finished index."""
 
     folder: Path
     files: tuple[PublishedFile, ...]
-    written: tuple[str, ...]
-    removed: tuple[str, ...]
 
     @property
     def url(self) -> str:
@@ -135,10 +129,10 @@ def publish(
             pages = {f"{SIMPLE}/{path}": page for path, page in all_pages(files).items()}
             for name in (*beside, *pages):
                 _require_free(folder, name)
-            written = tuple(name for name, data in {**beside, **pages}.items() if _put(folder / name, data))
-            removed = remove_stale(folder, pages)
-    emit("index.published", folder=str(folder), files=len(files), written=len(written), removed=len(removed))
-    return PublishedIndex(folder, tuple(files), written, removed)
+            for name, data in {**beside, **pages}.items():
+                _put(folder / name, data)
+            remove_stale(folder, pages)
+    return PublishedIndex(folder, tuple(files))
 
 
 def runtimes_in(patchsets: Path) -> dict[str, LockedRuntime]:
@@ -237,13 +231,10 @@ def _check_installable(name: WheelName, tags: Sequence[str], requires: str, gene
     )
 
 
-def _put(path: Path, data: bytes) -> bool:
-    """Write *data* to *path* unless it is there already; return if it was written."""
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        if path.read_bytes() == data:
-            return False
-    write_atomically(path, data)
-    return True
+def _put(path: Path, data: bytes) -> None:
+    """Write *data* to *path* unless it is there already."""
+    if not path.is_file() or path.read_bytes() != data:
+        write_atomically(path, data)
 
 
 def _is_page(path: Path) -> bool:
@@ -270,17 +261,14 @@ def _require_free(folder: Path, name: str) -> None:
         )
 
 
-def remove_stale(folder: Path, pages: Collection[str]) -> tuple[str, ...]:
-    """Remove pages that an earlier `publish` wrote and that are not among *pages*; return their names."""
-    removed = []
+def remove_stale(folder: Path, pages: Collection[str]) -> None:
+    """Remove pages that an earlier `publish` wrote and that are not among *pages*."""
     for path in sorted((folder / SIMPLE).glob(f"*/{PAGE}")):
         name = path.relative_to(folder).as_posix()
         if name not in pages and not path.parent.is_symlink() and _is_page(path):
             path.unlink()
-            removed.append(name)
             with contextlib.suppress(OSError):  # it contains other files
                 path.parent.rmdir()
-    return tuple(removed)
 
 
 # Pages ----------------------------------------------------------------------

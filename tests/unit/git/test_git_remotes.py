@@ -186,7 +186,7 @@ def test_fetch_of_all_history_also_after_a_short_one(repository, upstream, histo
 
 
 def test_history_only_leaves_files_out_and_never_fetches_them_later(repository, upstream, history):
-    fetch(repository, upstream.address, ["refs/heads/main"], depth=None, history_only=True)
+    fetch(repository, upstream.address, ["refs/heads/main"], depth=None, filter_="tree:0")
     assert len(subjects(repository, history[3])) == 4
     assert not repository.has(upstream.git("rev-parse", "HEAD:f"))
 

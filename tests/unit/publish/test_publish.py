@@ -70,9 +70,10 @@ def test_publishing_again_changes_nothing_and_elsewhere_gives_the_same_bytes(tmp
     wheel(here, "1")
     wheel(here, "2")
     shutil.copytree(here, there)
-    first = publish(here)
-    assert len(first.written) == 2 + 2, "metadata, the project's page and the root"
-    assert publish(here).written == ()
+    publish(here)
+    written = {path: path.stat().st_ino for path in here.rglob("*")}
+    publish(here)
+    assert {path: path.stat().st_ino for path in here.rglob("*")} == written
     publish(there)
     assert snapshot(here) == snapshot(there)
 
@@ -83,7 +84,7 @@ def test_stale_pages_vanish(tmp_path: Path) -> None:
     publish(tmp_path)
     old.unlink()
     other.unlink()
-    assert publish(tmp_path).removed == ("simple/other/index.html",)
+    publish(tmp_path)
     assert not (tmp_path / "simple/other").exists()
     assert old.name not in (tmp_path / "simple/vllm/index.html").read_text()
     assert keep.name in (tmp_path / "simple/vllm/index.html").read_text()

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from kit import Recorder
-from store_servers import HostileStore, Misbehaviour, basic, hostile_store
+from store_servers import HostileStore, Misbehaviour, hostile_store
 
 from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.lock.model import Artifact
@@ -307,11 +307,11 @@ def test_credentials_go_to_that_server_alone(machine, server: HostileStore) -> N
     with hostile_store() as other:
         other.objects["cas/" + DIGEST] = OBJECT
         server.faults["GET"] = Misbehaviour(redirect=f"{other.url}/cas/{DIGEST}")
-        store = machine("a", user="me", password="planted")  # noqa: S106
+        store = machine("a", token="planted")  # noqa: S106
         assert store.find_file(DIGEST) is not None
         headers = {name.lower() for _, _, sent in other.requests for name in sent}
         assert "authorization" not in headers
-    assert {sent.get("authorization") for _, _, sent in server.requests} == {basic("me", "planted")}
+    assert {sent.get("authorization") for _, _, sent in server.requests} == {"Bearer planted"}
 
 
 def test_a_server_that_never_answers_a_write_is_given_up(machine, server: HostileStore) -> None:

@@ -156,9 +156,9 @@ def _authorization(settings: RemoteSettings) -> str:
 
     if not settings.encrypted:
         return ""
-    if settings.password and not settings.user:
-        return f"Bearer {settings.password}"
-    named = (settings.user, settings.password) if settings.user else get_netrc_auth(settings.url)
+    if settings.token:
+        return f"Bearer {settings.token}"
+    named = get_netrc_auth(settings.url)
     return f"Basic {base64.b64encode(':'.join(named).encode()).decode()}" if named else ""
 
 

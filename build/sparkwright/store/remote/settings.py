@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
+from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 import msgspec
 
@@ -40,15 +40,12 @@ class RemoteSettings:
     """The settings of the remote tier.
 
     Attributes:
-        url: the address, without credentials.
-        user: name for HTTP's basic authentication; empty for none.
-        password: its password, or the bearer token where `user` is empty.
+        token: the bearer token; where it is empty, ``~/.netrc`` is asked for each request.
         writers: keys of the writers whose records count, beside this machine's own, by a name for people.
     """
 
     url: str
-    user: str = field(default="", repr=False)
-    password: str = field(default="", repr=False)
+    token: str = field(default="", repr=False)
     write: bool = True
     writers: Mapping[str, str] = field(default_factory=dict)
     key_file: Path = Path()
@@ -84,9 +81,7 @@ def read_remote_settings(
     """Return the settings of the remote tier, or `None` where there is none.
 
     The file is ``SPARKWRIGHT_STORE_CONFIG``, or the user's ``store.toml``. An address given with ``--store``
-    or ``SPARKWRIGHT_STORE_URL`` is stronger than the file's. Name and
-    password come from ``SPARKWRIGHT_STORE_USER`` and ``SPARKWRIGHT_STORE_PASSWORD``, a bearer token from
-    ``SPARKWRIGHT_STORE_TOKEN``, else from the address; else ``~/.netrc`` is asked for each request.
+    or ``SPARKWRIGHT_STORE_URL`` is stronger than the file's. ``SPARKWRIGHT_STORE_TOKEN`` is the token.
     """
     from platformdirs import user_config_path
 
@@ -98,23 +93,18 @@ def read_remote_settings(
     if not address or address == NONE:
         return None
     parts = _checked(address)
-    token = environment.get("SPARKWRIGHT_STORE_TOKEN", "")
-    user = "" if token else environment.get("SPARKWRIGHT_STORE_USER", "") or unquote(parts.username or "")
-    password = environment.get("SPARKWRIGHT_STORE_PASSWORD", "") or unquote(parts.password or "")
-    host = parts.netloc.rpartition("@")[2]
     found = RemoteSettings(
-        url=urlunsplit((parts.scheme, host, parts.path.rstrip("/"), "", "")),
-        user=user,
-        password=token or (password if user else ""),
+        url=urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/"), "", "")),
+        token=environment.get("SPARKWRIGHT_STORE_TOKEN", ""),
         write=file.write,
         writers=file.writers,
         key_file=key_file(environment),
     )
-    if found.password and not found.encrypted:
+    if found.token and not found.encrypted:
         raise ConfigError(
-            f"the remote store {found.url} gets no credentials",
-            because="the connection is not encrypted, so they could be read on the way",
-            next_step="use https, or leave them out",
+            f"the remote store {found.url} does not get SPARKWRIGHT_STORE_TOKEN",
+            because="the connection is not encrypted, so it could be read on the way",
+            next_step="use https, or unset it",
         )
     return found
 
@@ -126,10 +116,12 @@ def _checked(address: str) -> SplitResult:
         port, host = parts.port, parts.hostname
     except ValueError:
         parts, port, host = urlsplit(""), None, None
-    if parts.scheme not in _SCHEMES or not host or port == 0 or parts.query or parts.fragment:
+    more = parts.query or parts.fragment or "@" in parts.netloc
+    if parts.scheme not in _SCHEMES or not host or port == 0 or more:
         raise ConfigError(
             "the remote store's address cannot be used",
-            because="it has to be https://HOST/PATH, http://HOST/PATH or s3://BUCKET/PREFIX, with no query",
+            because="it has to be https://HOST/PATH, http://HOST/PATH or s3://BUCKET/PREFIX, with no "
+            "query and no credentials, which are in SPARKWRIGHT_STORE_TOKEN or ~/.netrc",
             next_step="correct --store, SPARKWRIGHT_STORE_URL or store.toml; 'none' turns the tier off",
         )
     return parts
