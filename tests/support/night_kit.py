@@ -11,7 +11,6 @@ from sparkwright.nightly.model import (
     NightBuild,
     NightCheck,
     NightVerdict,
-    PullChange,
     Standing,
     TargetNight,
     UpstreamCommit,
@@ -151,12 +150,6 @@ def eventful() -> Night:
         commit,
         verdict=NightVerdict.NEEDS_PERSON,
         reasons=("carry-conflict conflicts on 1.3.0", "carry-not-needed is not needed on 1.3.0: drop it"),
-        pulls=(
-            PullChange(
-                number=45544, carry="carry-needed", repository="https://github.com/vllm-project/vllm",
-                recorded="1" * 40, head="2" * 40, state="open", detail="its head moved",
-            ),
-        ),
         notes=("the index of nightly wheels could not be asked: no network",),
     )  # fmt: skip
 
@@ -182,10 +175,4 @@ def hostile() -> Night:
         rehearsal=NightCheck(status="failed", reason=EVIL, report="javascript:alert(1)"),
         tests=NightCheck(status="failed", reason=EVIL, flaky=(EVIL,)),
     )
-    pull = PullChange(
-        number=7, carry=EVIL, repository="javascript:alert(1)", recorded=EVIL, head=EVIL,
-        state="unknown", detail=EVIL,
-    )  # fmt: skip
-    return night(
-        one, verdict=NightVerdict.NEEDS_PERSON, reasons=(EVIL,), notes=(EVIL,), pulls=(pull,), pin=EVIL
-    )
+    return night(one, verdict=NightVerdict.NEEDS_PERSON, reasons=(EVIL,), notes=(EVIL,), pin=EVIL)

@@ -1,20 +1,19 @@
-"""The news: newest release and commit, moved pull requests. What cannot be asked is noted, never guessed."""
+"""The news: newest release and commit of upstream's. What cannot be asked is noted, never guessed."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 from packaging.version import InvalidVersion, Version
 
-from sparkwright.base.errors import FetchError, NotInStoreError, RefError, SparkwrightError, UnknownNameError
+from sparkwright.base.errors import FetchError, NotInStoreError, SparkwrightError, UnknownNameError
 from sparkwright.git.remotes import fetch, list_remote
 from sparkwright.git.repository import Repository
 from sparkwright.lock.statements import VERSION_FILE, stated_commit
 from sparkwright.nightly.merging import fork
-from sparkwright.nightly.model import Heads, PullChange, UpstreamTarget
+from sparkwright.nightly.model import UpstreamTarget
 from sparkwright.pipeline.job import Job
 from sparkwright.search.changes import UpstreamStep
 from sparkwright.search.specs import UpstreamPoint
@@ -26,7 +25,6 @@ _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 _FULL_ID = 40
 _KEPT = "refs/sparkwright/nightly/main"
 _PATIENCE_S = 20.0
-_MERGED = re.compile(r"\(#(\d+)\)\s*$")
 
 
 @dataclass
@@ -228,68 +226,3 @@ class UpstreamNews:
         return [
             UpstreamStep(UpstreamPoint(name, tree=tree), f"{PROJECT} {name}") for name, tree in trees.items()
         ]
-
-    def pulls(self, seen: Heads) -> tuple[Heads, tuple[PullChange, ...]]:
-        """Return heads of pull requests that carries are or name, and those that moved since *seen*.
-
-        git tells heads, and by the subjects of upstream's commits what was merged; it does not tell an open
-        pull request from a closed one.
-        """
-        git = self.job.spec.lock.release.git
-        wanted: dict[tuple[str, int], tuple[str, str, str]] = {
-            (carry.spec.pull.repository, carry.spec.pull.number): (carry.name, carry.spec.pull.head, "open")
-            for carry in self.job.spec.carries
-            if carry.spec.pull is not None
-        }
-        for one in self.job.spec.carries:
-            for entry in one.spec.upstream:
-                wanted.setdefault((git, entry.pull), (one.name, "", entry.state))
-        heads: Heads = {}
-        for repository in sorted({repository for repository, _ in wanted}):
-            heads |= self._heads(repository, [number for where, number in wanted if where == repository])
-        merged = self._merged() if any(state != "merged" for _, _, state in wanted.values()) else {}
-        changes = []
-        for (repository, number), (carry, pinned, state) in sorted(wanted.items()):
-            head = heads.get((repository, number), "")
-            recorded = seen.get((repository, number), pinned) or pinned
-            moved = bool(head and recorded and head != recorded)
-            landed = state != "merged" and number in merged and repository == git
-            if moved or landed:
-                told = [f"its head moved from {recorded[:12]} to {head[:12]}"] if moved else []
-                told += [f"upstream merged it as {merged[number][:12]}"] if landed else []
-                changes.append(
-                    PullChange(
-                        number=number,
-                        carry=carry,
-                        repository=repository,
-                        recorded=recorded,
-                        head=head,
-                        state="merged" if landed or state == "merged" else "unknown",
-                        detail="; ".join(told),
-                    )
-                )
-        return heads, tuple(changes)
-
-    def _heads(self, repository: str, numbers: Sequence[int]) -> Heads:
-        if self._offline:
-            self.notes.append(
-                f"the heads of {len(numbers)} pull requests were not asked for: the network is off"
-            )
-            return {}
-        refs = {f"refs/pull/{number}/head": number for number in numbers}
-        try:
-            found = list_remote(self._repository, repository, sorted(refs), timeout=_PATIENCE_S)
-        except (FetchError, RefError) as error:
-            self.notes.append(f"the heads of {len(numbers)} pull requests are not known: {error}")
-            return {}
-        return {(repository, refs[ref]): found[ref].commit for ref in refs if ref in found}
-
-    def _merged(self) -> dict[int, str]:
-        """Return the pull requests that upstream merged since the pin, by number, with the commit of each."""
-        base = self._full(self.job.spec.lock.release.commit)
-        if not base or not self.head:
-            return {}
-        span = (f"{base}..{self.head}", "--first-parent", "--format=%H %s")
-        lines = self._repository.command("log", *span).stdout.decode(errors="replace").splitlines()
-        found = ((line.partition(" ")[0], _MERGED.search(line)) for line in lines)
-        return {int(number[1]): commit for commit, number in found if number}

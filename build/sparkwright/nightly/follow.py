@@ -28,14 +28,12 @@ from sparkwright.nightly.merging import Merging
 from sparkwright.nightly.model import (
     NOT_ASKED,
     CarryNight,
-    Heads,
     Mark,
     Night,
     NightBuild,
     NightCheck,
     NightState,
     NightVerdict,
-    PullChange,
     Standing,
     TargetNight,
     UpstreamTarget,
@@ -93,19 +91,18 @@ class _Run:
         self.upstream = UpstreamNews(self.job, self.options.history)
         with task("look for news upstream"):
             targets = [self.upstream.named(name) for name in self.options.onto] or self.upstream.newest()
-            heads, pulls = self.upstream.pulls(self.state.heads())
-        inputs = self._inputs(targets, heads)
-        known = self.state.last_inputs() == inputs or not (targets or pulls)
+        inputs = self._inputs(targets)
+        known = self.state.last_inputs() == inputs or not targets
         if known and not self.options.again:
-            return self._night((), pulls, NightVerdict.NOTHING_NEW, started)
+            return self._night((), NightVerdict.NOTHING_NEW, started)
         with ProbePool(self.job.store) as pool:
             self.job = replace(self.job, pool=pool)
             found = tuple(self._target(target) for target in targets)
         green = all(one.green for one in found)
-        night = self._night(found, pulls, NightVerdict.GREEN if green else NightVerdict.NEEDS_PERSON, started)
+        night = self._night(found, NightVerdict.GREEN if green else NightVerdict.NEEDS_PERSON, started)
         failed = any(one.failed for one in found)
         # What failed is tried again by the next run, though nothing is new then.
-        self.state.record(night, inputs="" if failed else inputs, heads=heads)
+        self.state.record(night, inputs="" if failed else inputs)
         emit("night.recorded", id=night.id, verdict=str(night.verdict), seconds=night.seconds)
         return night
 
@@ -114,13 +111,7 @@ class _Run:
         """Date of the night."""
         return self.now.date().isoformat()
 
-    def _night(
-        self,
-        found: tuple[TargetNight, ...],
-        pulls: tuple[PullChange, ...],
-        verdict: NightVerdict,
-        started: float,
-    ) -> Night:
+    def _night(self, found: tuple[TargetNight, ...], verdict: NightVerdict, started: float) -> Night:
         return Night(
             id=self.state.next_id(),
             date=self.date,
@@ -130,12 +121,11 @@ class _Run:
             verdict=verdict,
             reasons=tuple(reason for one in found for reason in _reasons(one)),
             targets=found,
-            pulls=pulls,
             notes=tuple(dict.fromkeys(self.upstream.notes)),
             seconds=round(time.monotonic() - started, 3),
         )
 
-    def _inputs(self, targets: list[UpstreamTarget], heads: Heads) -> str:
+    def _inputs(self, targets: list[UpstreamTarget]) -> str:
         """Return a digest of all that decides the night's findings."""
         carries = {}
         for carry in self.job.spec.carries:
@@ -156,7 +146,6 @@ class _Run:
                 "carries": carries,
                 "order": [carry.name for carry in self.job.spec.carries],
                 "targets": [to_builtins(target) for target in targets],
-                "heads": sorted([repository, number, head] for (repository, number), head in heads.items()),
                 "wanted": [self.options.build, self.options.kernels, self.options.tests],
             }
         )

@@ -185,24 +185,6 @@ class CarryNight(Model, frozen=True):
         return len(self.history) > 1 and self.history[-2].judgement is not self.judgement
 
 
-class PullChange(Model, frozen=True):
-    """A pull request that a carry is or names, whose head or state differs from what the carry records.
-
-    Attributes:
-        recorded: the head that the carry pins or that the previous night saw; empty if neither is known.
-        head: its head now; empty if the remote does not have it.
-        state: ``merged`` where upstream's history has it; ``unknown`` where git alone cannot tell.
-    """
-
-    number: int
-    carry: str
-    repository: str
-    recorded: str
-    head: str
-    state: Literal["open", "closed", "merged", "unknown"]
-    detail: str
-
-
 class NightBuild(Model, frozen=True):
     """The wheel of one target.
 
@@ -298,7 +280,6 @@ class Night(Model, frozen=True):
     verdict: NightVerdict
     reasons: tuple[str, ...] = ()
     targets: tuple[TargetNight, ...] = ()
-    pulls: tuple[PullChange, ...] = ()
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
 
@@ -307,15 +288,11 @@ class Night(Model, frozen=True):
 
 # A run that is killed leaves no file. One process at a time writes: the command holds a lock.
 
-Heads = dict[tuple[str, int], str]
-"""Head commits of pull requests, by repository and number."""
-
 
 class RecordedNight(Model, frozen=True):
-    """A night, the digest of what it looked at, and the heads of pull requests that it or one before saw."""
+    """A night, and the digest of what it looked at."""
 
     inputs: str
-    heads: tuple[tuple[str, int, str], ...]
     night: Night
 
 
@@ -350,21 +327,13 @@ class NightState:
         """Return the digest of what the last night looked at; empty before the first."""
         return next((one.inputs for one in self.recorded()), "")
 
-    def heads(self) -> Heads:
-        """Return the heads of pull requests as they were last seen."""
-        last = next(self.recorded(), None)
-        listed = () if last is None else last.heads
-        return {(repository, number): head for repository, number, head in listed}
-
     def next_id(self) -> str:
         """Return the name that the next night gets."""
         return str(max((int(path.stem) for path in self.folder.glob("*.json")), default=0) + 1)
 
-    def record(self, night: Night, *, inputs: str, heads: Heads) -> None:
-        """Add *night*, with the digest of its *inputs* and the *heads* that it saw beside those of before."""
-        known = {**self.heads(), **heads}
-        listed = tuple((repository, number, head) for (repository, number), head in known.items())
-        made = RecordedNight(inputs=inputs, heads=listed, night=night)
+    def record(self, night: Night, *, inputs: str) -> None:
+        """Add *night*, with the digest of its *inputs*."""
+        made = RecordedNight(inputs=inputs, night=night)
         with storing(f"recording the night in {self.folder}"):
             write_atomically(self.folder / f"{night.id}.json", msgspec.json.encode(made))
 

@@ -44,36 +44,28 @@ class TestNights:
     def test_what_is_recorded_is_read_back_by_another_opening(self, tmp_path: Path) -> None:
         folder, first = tmp_path / "deep" / "spark", night(1, "1.1.0", Judgement.NEEDED)
         state = NightState(folder)
-        assert (state.last_inputs(), state.next_id(), state.heads()) == ("", "1", {})
-        state.record(first, inputs="abc", heads={("https://example.org/v.git", 7): "a" * 40})
+        assert (state.last_inputs(), state.next_id()) == ("", "1")
+        state.record(first, inputs="abc")
         state = NightState(folder)
         assert list(state.nights()) == [first]
         assert (state.last_inputs(), state.next_id()) == ("abc", "2")
-        assert state.heads() == {("https://example.org/v.git", 7): "a" * 40}
 
     def test_targets_and_history_are_kept_apart_by_kind(self, tmp_path: Path) -> None:
         state = NightState(tmp_path)
         assert state.last_target("release") is None
-        state.record(night(1, "1.1.0", Judgement.NEEDED), inputs="", heads={})
-        state.record(night(2, "1.2.dev1", Judgement.WRONG, kind="commit"), inputs="", heads={})
-        state.record(night(3, "1.2.0", Judgement.WRONG), inputs="", heads={})
+        state.record(night(1, "1.1.0", Judgement.NEEDED), inputs="")
+        state.record(night(2, "1.2.dev1", Judgement.WRONG, kind="commit"), inputs="")
+        state.record(night(3, "1.2.0", Judgement.WRONG), inputs="")
         release, commit = (state.last_target(kind) for kind in ("release", "commit"))
         assert (release.target.version, commit.target.version) == ("1.2.0", "1.2.dev1")
 
-    def test_heads_of_pull_requests_that_no_night_saw_since_are_kept(self, tmp_path: Path) -> None:
-        one, other = ("https://example.org/v.git", 7), ("https://example.org/v.git", 8)
-        state = NightState(tmp_path)
-        state.record(night(1, "1.1.0", Judgement.NEEDED), inputs="", heads={one: "a" * 40})
-        state.record(night(2, "1.2.0", Judgement.NEEDED), inputs="", heads={other: "b" * 40})
-        assert state.heads() == {one: "a" * 40, other: "b" * 40}
-
     def test_a_damaged_one_is_an_error_that_names_it(self, tmp_path: Path) -> None:
         state = NightState(tmp_path)
-        state.record(night(1, "1.1.0", Judgement.NEEDED), inputs="", heads={})
+        state.record(night(1, "1.1.0", Judgement.NEEDED), inputs="")
         (path,) = tmp_path.iterdir()
         path.write_bytes(path.read_bytes()[:-9])
         with pytest.raises(StorageError, match=str(path)):
-            state.heads()
+            state.last_inputs()
 
 
 class TestRedRuns:
