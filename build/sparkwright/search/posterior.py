@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
+from sparkwright.base.errors import BisectionError
+
 _SURPRISE = 1e-6  # of a judge that always says the same, to be wrong
 _FALSE_ALARMS = (0.05, 10.0)  # Beta prior of the share of runs in which a candidate without the culprit fails
 _LEAST_INFORMATION = 1e-9  # bits; less is rounding
@@ -211,7 +213,11 @@ def locate(
         )
         budget -= 1
         if not best or information[best - 1] < _LEAST_INFORMATION or budget < 0:
-            return _narrowest(sums, cuts, confidence)
+            raise BisectionError(
+                "the search comes to no end",
+                because="further runs tell nothing more: the failure does not depend on these changes alone",
+                next_step="read the evaluations in the journal; give a judge that is less noisy",
+            )
         left = math.fsum(_entropy_term(mass) for mass in masses) / information[best - 1]
         bad = yield from observe(best, left)
         if bad is None:
@@ -230,18 +236,3 @@ def _worth(position: int, information: Sequence[float], failed: Sequence[int]) -
     nearest = min((abs(position - other) for other in failed), default=math.inf)
     testable = 1 - 1 / (1 + nearest)
     return round(information[position - 1] * testable, 12)
-
-
-def _narrowest(sums: Sequence[float], cuts: Sequence[int], confidence: float) -> Located:
-    """Return the shortest range between testable positions that has enough probability."""
-    enough = min(confidence, sums[-1])
-    found = []
-    begin = 0
-    for end in range(1, len(cuts)):
-        while begin + 1 < end and sums[cuts[end]] - sums[cuts[begin + 1]] >= enough:
-            begin += 1
-        mass = sums[cuts[end]] - sums[cuts[begin]]
-        if mass >= enough:
-            found.append((cuts[end] - cuts[begin], -mass, cuts[begin] + 1, cuts[end]))
-    _, minus, first, last = min(found)
-    return Located(first, last, min(1.0, -minus))

@@ -6,6 +6,7 @@ import pytest
 from search_kit import SIGNATURE, Judge, bad, problem, run, untestable
 
 from sparkwright.base.errors import BisectionError, DependencyOrderError
+from sparkwright.search import strategy
 from sparkwright.search.model import Change, Evaluation, StepVerdict
 
 SEEDS = range(20)
@@ -91,6 +92,14 @@ def test_a_flake_of_30_percent_is_named(axis) -> None:
         assert result.confidence >= 0.9
     assert right >= 19  # of 20, at a confidence of 95 %
     assert statistics.mean(taken) < 100
+
+
+def test_an_answer_that_its_own_check_refutes_is_searched_again(monkeypatch) -> None:
+    refuted = []
+    refute = strategy._Search._refute
+    monkeypatch.setattr(strategy._Search, "_refute", lambda *given: (refuted.append(1), refute(*given)))
+    result = run(problem(deterministic=False), Judge(has("c8"), 0.2, 35))
+    assert (len(refuted), result.changes) == (1, ("c8",))
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.02, 0.1, 0.3])
