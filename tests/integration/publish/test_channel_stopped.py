@@ -60,10 +60,6 @@ def promote(world: ChannelWorld) -> None:
     world.promote_file(world.dist / "vllm-2-py3-none-any.whl")
 
 
-def roll_back(world: ChannelWorld) -> None:
-    world.publisher().rollback("nightly", POLICY, now(), to=1, reason="x")
-
-
 def test_a_half_done_promotion_is_never_visible(world: ChannelWorld, tmp_path: Path) -> None:
     """Kill a publisher before each of its writes in turn, look, and let the next one finish the work."""
     stages: list[set[str]] = []
@@ -77,15 +73,6 @@ def test_a_half_done_promotion_is_never_visible(world: ChannelWorld, tmp_path: P
     assert stages == sorted(stages, key=len)
     assert stages[0] == {"1"} != stages[-1] == {"1", "2"}
     assert len(stages) > 8
-
-
-def test_a_killed_rollback_is_finished_by_the_next_one(world: ChannelWorld, tmp_path: Path) -> None:
-    promote(world)
-    for copy in killed_at_each_write(world, tmp_path, roll_back):
-        assert pointed(copy) in ({"1"}, {"1", "2"})
-        roll_back(copy)
-        assert copy.listed() == {"1": None, "2": "x"}
-        copy.verify()
 
 
 def test_a_killed_replacement_of_a_key_shuts_readers_out_before_the_pointer_alone(

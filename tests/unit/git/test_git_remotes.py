@@ -159,17 +159,6 @@ def test_list_remote_peels_tags(repository, upstream, history):
     assert found["HEAD"].commit == found["refs/heads/main"].commit == history[3]
 
 
-def test_list_remote_finds_nothing_quietly(repository, upstream, history):
-    assert list_remote(repository, upstream.address, ["refs/pull/7/head"]) == {}
-
-
-def test_fetch_by_ref_leaves_history_out(repository, upstream, history):
-    fetch(repository, upstream.address, ["refs/heads/main"])
-    assert subjects(repository, history[3]) == ["commit 3"]
-    assert not repository.has(history[2])
-    assert repository.command("for-each-ref").text == ""
-
-
 def test_fetch_by_id(repository: Repository, upstream: UpstreamRepository, history: list[str]) -> None:
     fetch(repository, upstream.address, [history[1]])
     assert repository.has(history[1])
@@ -178,8 +167,11 @@ def test_fetch_by_id(repository: Repository, upstream: UpstreamRepository, histo
     assert repository.blob(found["f"].blob) == b"1\n"
 
 
-def test_fetch_of_all_history_also_after_a_short_one(repository, upstream, history):
+def test_fetch_of_a_ref_and_of_all_history_after_it(repository, upstream, history):
     fetch(repository, upstream.address, ["refs/heads/main"])
+    assert subjects(repository, history[3]) == ["commit 3"]
+    assert not repository.has(history[2])
+    assert repository.command("for-each-ref").text == ""
     fetch(repository, upstream.address, ["refs/heads/main"], depth=None)
     assert subjects(repository, history[3]) == ["commit 3", "commit 2", "commit 1", "commit 0"]
     assert not (repository.path / "shallow").exists()

@@ -162,13 +162,10 @@ def test_ids_do_not_depend_on_the_machine_or_its_user(tmp_path: Path) -> None:
     assert not [path for path in (hook / ".git" / "objects").rglob("*") if path.is_file()]
 
 
-def test_the_ids_are_these() -> None:
+def test_the_ids_are_these(repository: Repository) -> None:
     """Pinned: a change to any of them changes the name of everything that was ever published."""
     assert blob_id(b"") == "e69de29bb2d1d6434b8b29ae775ad8c2e48c5391"
     assert blob_id(b"hello\n") == "ce013625030ba8dba906f756967f9e9ca394464a"
-
-
-def test_the_fixed_identity_gives_this_commit(repository: Repository) -> None:
     commit = repository.commit(EMPTY_TREE, message="pristine")
     assert commit == "4f54036541b2f3b77b759f9d9603acf6264ae0ad"
 

@@ -155,9 +155,6 @@ FAULTS: dict[str, tuple[Callable[[ChannelWorld], object], type[SparkwrightError]
         lambda w: (w.published / POINTER).write_bytes(b'{"signed": 3}'),
         SignatureError, "no signed metadata",
     ),
-    "pointer a list": (
-        lambda w: (w.published / POINTER).write_bytes(b"[]"), SignatureError, "no signed metadata",
-    ),
     "pointer endless": (
         lambda w: (w.published / POINTER).write_bytes(b"[" * 100_000), SignatureError, "no signed metadata",
     ),

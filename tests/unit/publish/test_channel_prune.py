@@ -308,14 +308,3 @@ def test_a_prune_with_nothing_to_do_writes_nothing(world: ChannelWorld) -> None:
     empty.mkdir()
     assert pruner(world, FolderTarget(empty), hours=HOURS).prune().kept == 0
     assert list(empty.iterdir()) == []
-
-
-def test_nothing_is_removed_within_the_grace(world: ChannelWorld) -> None:
-    target = FolderTarget(world.published)
-    world_with_spare(world, target)
-    before = set(target.files(""))
-    assert pruner(world, hours=23).prune().removed == {}
-    assert set(target.files("")) == before
-    assert pruner(world, hours=HOURS).prune().removed
-    assert versions_at(world) == {"0.24.1"}
-    verify(world)

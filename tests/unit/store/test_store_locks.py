@@ -118,23 +118,12 @@ def test_a_full_disk_is_one_clear_error_and_the_old_record_stays(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    "number",
-    [
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EROFS,
-        errno.ENOTDIR,
-        errno.EEXIST,
-        errno.EISDIR,
-        errno.ENAMETOOLONG,
-        errno.EACCES,
-        errno.EPERM,
-        errno.EIO,
-    ],
+    "name",
+    ["ENOSPC", "EDQUOT", "EROFS", "ENOTDIR", "EEXIST", "EISDIR", "ENAMETOOLONG", "EACCES", "EPERM", "EIO"],
 )
-def test_each_fault_of_a_disk_has_a_next_step(number: int) -> None:
+def test_each_fault_of_a_disk_has_a_next_step(name: str) -> None:
     with pytest.raises(StorageError) as caught, storing("writing"):
-        raise OSError(number, "x", "/some/file")
+        raise OSError(getattr(errno, name), "x", "/some/file")
     assert "/some/file" in caught.value.because
     assert caught.value.next_step
     assert caught.value.exit_code == 70
