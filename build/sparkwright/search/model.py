@@ -12,8 +12,6 @@ from sparkwright.base.config import Model
 from sparkwright.base.text import clean
 
 _NAMED = 3  # changes at most that a headline names
-CONFIDENCE, MOST_RUNS = 0.95, 64
-"""Of an answer at which a search ends, and repetitions of one candidate: a rarer failure is refused."""
 
 Axis = Literal["upstream", "carries", "kernels"]
 Role = Literal["bad end", "good end", "search", "check"]

@@ -21,8 +21,6 @@ from msgspec import structs
 from sparkwright.base.errors import BisectionError
 from sparkwright.engine.outcomes import normalise
 from sparkwright.search.model import (
-    CONFIDENCE,
-    MOST_RUNS,
     Calibration,
     Evaluation,
     Role,
@@ -36,6 +34,8 @@ from sparkwright.search.subsets import Changes, ddmin
 
 Questions = Generator["Question", Evaluation, SearchResult]
 
+CONFIDENCE, MOST_RUNS = 0.95, 64
+"""Of an answer at which a search ends, and repetitions of one candidate: a rarer failure is refused."""
 _RESTARTS = 3  # after an answer that was refuted by its own check
 _UNTESTABLE = {StepVerdict.UNTESTABLE, StepVerdict.UNSTABLE}
 
