@@ -1,4 +1,4 @@
-"""The results of a run, made from its journal alone: report, JUnit file and verdict."""
+"""The results of a run, made from its journal alone: report and verdict."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError
@@ -19,6 +18,7 @@ from sparkwright.engine.metrics.scrape import fetch_snapshot
 from sparkwright.engine.observations import BootFacts
 from sparkwright.engine.server.bootlog import error_lines, facts_from_metrics, read_boot_log
 from sparkwright.engine.server.launch import start_server
+from sparkwright.engine.server.lifecycle import ServerProcess
 from sparkwright.recipes.recipe import Recipe, load_recipe
 from sparkwright.verify.check import Profile
 from sparkwright.verify.checks.settings import arm_of
@@ -26,52 +26,6 @@ from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.simulator.faults import parse_faults
 from sparkwright.verify.simulator.machine import CARD_PAGE
 from sparkwright.verify.simulator.settings import VERSION, Settings, simulator_arguments
-
-
-class MeasuredServer(Protocol):
-    """A running server."""
-
-    @property
-    def endpoint(self) -> Endpoint:
-        """Its address."""
-        ...
-
-    @property
-    def facts(self) -> BootFacts:
-        """Facts that it reported when it started."""
-        ...
-
-    @property
-    def restartable(self) -> bool:
-        """True if it can be started again, as another process."""
-        ...
-
-    @property
-    def pid(self) -> int | None:
-        """Its process, if it runs on this machine."""
-        ...
-
-    @property
-    def died(self) -> int | None:
-        """Its exit status, once it has ended; `None` before, and if unknown."""
-        ...
-
-    @property
-    def mark(self) -> int:
-        """A place in its log, for `errors_since`."""
-        ...
-
-    def errors_since(self, mark: int) -> tuple[str, ...]:
-        """Return the error lines of its log after *mark*."""
-        ...
-
-
-Arms = Mapping[str, Callable[[int], AbstractAsyncContextManager[MeasuredServer]]]
-"""By arm: what returns one start of its server by the number of the start; it ends with the block.
-
-A start raises `ServerError` where the server does not come up, or ends by itself while it is in use, and
-`EndpointError` where what answers cannot be verified.
-"""
 
 
 @dataclass(frozen=True)
@@ -103,6 +57,15 @@ class StandingServer:
         with self.log.open("rb") as stream:
             stream.seek(mark)
             return error_lines(stream.read().decode(errors="replace"))
+
+
+MeasuredServer = ServerProcess | StandingServer
+Arms = Mapping[str, Callable[[int], AbstractAsyncContextManager[MeasuredServer]]]
+"""By arm: what returns one start of its server by the number of the start; it ends with the block.
+
+A start raises `ServerError` where the server does not come up, or ends by itself while it is in use, and
+`EndpointError` where what answers cannot be verified.
+"""
 
 
 @contextlib.asynccontextmanager

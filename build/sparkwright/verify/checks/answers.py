@@ -249,6 +249,8 @@ def find_cluster(observed: Sequence[Pairing], null: Sequence[Pairing]) -> str:
     Returns:
         Number of answers and place, in words; empty if there is none.
     """
+    from scipy.special import pdtrc
+
     ways: tuple[tuple[Callable[[Difference], int], Callable[[int], str]], ...] = (
         (lambda difference: difference.position, lambda at: f"at output token {at}"),
         (
@@ -266,7 +268,7 @@ def find_cluster(observed: Sequence[Pairing], null: Sequence[Pairing]) -> str:
             if number == 0:  # of all compared tokens, those that are at this position
                 places, share = max(exposed), sum(length > place for length in exposed) / sum(exposed)
             expected = total * share
-            p = min(1.0, places * _poisson_tail(count, expected))
+            p = min(1.0, places * float(pdtrc(count - 1, expected)))  # so many or more
             if count >= _LEAST_AT_ONE_PLACE and p < _CHANCE and others[place] < count / 2:
                 where = f"{count} answers part {name(place)}, where chance would have {expected:.1f}"
                 clusters.append((p, where))
@@ -277,12 +279,6 @@ def _prompts_at(pairings: Sequence[Pairing], key: Callable[[Difference], int]) -
     """Return the number of prompts that differ at each place."""
     places = {(d.prompt, key(d)) for pairing in pairings for d in pairing.found}
     return Counter(place for _, place in places)
-
-
-def _poisson_tail(count: int, mean: float) -> float:
-    """Return the chance of *count* or more."""
-    below = math.fsum(math.exp(-mean + i * math.log(mean) - math.lgamma(i + 1)) for i in range(count))
-    return max(0.0, 1 - below)
 
 
 # Distances ----------------------------------------------------------------------------------------------

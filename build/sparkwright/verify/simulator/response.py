@@ -45,7 +45,6 @@ class ResponseBuilder:
     created: int
     ids: bool = True
     delta_kind: str = "content"
-    _offset: int = field(default=0, init=False)
     _sent: int = field(default=0, init=False)
     _call: int = field(default=0, init=False)  # that is generated
     _named: int = field(default=-1, init=False)  # that was sent with its name last
@@ -80,7 +79,6 @@ class ResponseBuilder:
         if self.params.chat and not delta.finish:
             del choice["stop_reason"]
         self._sent += len(delta.choices)
-        self._offset += len(self._text([one.token for one in delta.choices]))
         return self.event([choice], self._running())
 
     def closing(self, *, more: int = 0) -> dict[str, Any]:
@@ -206,12 +204,7 @@ class ResponseBuilder:
         return tops
 
     def _completion_logprobs(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        offsets, offset = [], self._offset
-        for choice in choices:
-            offsets.append(offset)
-            offset += len(text_of([choice.token]))
         return {
-            "text_offset": offsets,
             "token_logprobs": [choice.logprob for choice in choices],
             "tokens": [self._token(choice.token) for choice in choices],
             "top_logprobs": [

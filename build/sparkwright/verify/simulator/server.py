@@ -221,9 +221,9 @@ async def listening(
 def render_metrics(engine: Engine, started_s: float) -> str:
     """Return the body of ``GET /metrics`` of a server that started *started_s* after 1970.
 
-    Of vLLM's series there are those that clients read, and those that are easily taken for them.
+    Of vLLM's series there are those that clients read.
     """
-    lines = [*_gauges(engine, started_s), *_counter_lines(engine, started_s), *_cache_config(engine)]
+    lines = [*_gauges(engine, started_s), *_counter_lines(engine), *_cache_config(engine)]
     return "\n".join(lines) + "\n"
 
 
@@ -249,21 +249,15 @@ def _gauges(engine: Engine, started_s: float) -> Iterator[str]:
     ):
         yield f"# TYPE vllm:{name} gauge"
         yield f"vllm:{name}{_labels(_common(engine))} {float(value)!r}"
-    yield "# TYPE vllm:num_requests_waiting_by_reason gauge"
-    for reason, value in (("capacity", len(engine.waiting)), ("deferred", 0)):
-        labels = _labels(_common(engine) | {"reason": reason})
-        yield f"vllm:num_requests_waiting_by_reason{labels} {float(value)!r}"
 
 
-def _counter_lines(engine: Engine, started_s: float) -> Iterator[str]:
-    """Yield the counters as Prometheus' own client writes them: ``_total``, and their creation times."""
+def _counter_lines(engine: Engine) -> Iterator[str]:
+    """Yield the counters as Prometheus' own client writes them."""
     for name, label, values in _counters(engine):
         sets = [_labels(_common(engine) | ({label: key} if label else {})) for key in values]
         yield f"# TYPE vllm:{name}_total counter"
         for labels, value in zip(sets, values.values(), strict=True):
             yield f"vllm:{name}_total{labels} {float(value)!r}"
-        yield f"# TYPE vllm:{name}_created gauge"
-        yield from (f"vllm:{name}_created{labels} {started_s!r}" for labels in sets)
 
 
 def _counters(engine: Engine) -> Iterator[tuple[str, str, dict[str, int]]]:
@@ -296,21 +290,12 @@ def _cache_config(engine: Engine) -> Iterator[str]:
     labels = {
         "block_size": str(BLOCK),
         "cache_dtype": plan_memory(settings).kv_dtype,
-        "calculate_kv_scales": "False",
-        "cpu_offload_gb": "0",
         "enable_prefix_caching": str(settings.prefix_caching),
         "engine": "0",
         "gpu_memory_utilization": str(settings.utilization),
-        "is_attention_free": "False",
         "kv_cache_max_concurrency": str(tokens / settings.max_model_len),
-        "kv_cache_memory_bytes": "None",
         "kv_cache_size_tokens": str(tokens),
-        "mamba_block_size": "None",
-        "num_cpu_blocks": "None",
         "num_gpu_blocks": str(engine.cache.blocks),
-        "num_gpu_blocks_override": "None",
-        "prefix_caching_hash_algo": "sha256",
-        "sliding_window": "None",
     }
     yield "# TYPE vllm:cache_config_info gauge"
     yield f"vllm:cache_config_info{_labels(labels)} 1.0"
