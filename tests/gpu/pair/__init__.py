@@ -3,8 +3,7 @@
 `models` writes the model folders and has the arguments of engines, `load` says what is asked of the server
 and what must come of it, `install` checks the installed wheel, `sessions` starts engines that end with their
 script. `engine` is the process that serves, `worker` looks into vLLM's worker, `parts` has what processes
-with an engine share. `scoring` says what greedy answers are judged by; `draft_compare` and `draft_engine`
-belong to `draft_kv.py`.
+with an engine share. `scoring` says what greedy answers are judged by.
 """
 
 import sys

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +18,6 @@ def name_of(thing: object) -> str:
 def drafter_of(runner: Any) -> Any:
     """Return the drafter of a model runner; None without one."""
     return getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
-
-
-def models_of(runner: Any) -> dict[str, Any]:
-    """Return the target and, where there is one, the drafter."""
-    found = {"target": runner.get_model() if hasattr(runner, "get_model") else runner.model}
-    if (drafter := drafter_of(runner)) is not None:
-        found["drafter"] = drafter.model.unwrap() if hasattr(drafter.model, "unwrap") else drafter.model
-    return found
-
-
-def weights_of(models: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the names and tensors of all weights; those that models share come once."""
-    seen: set[int] = set()
-    for whose, model in models.items():
-        for name, weight in sorted(model.named_parameters()):
-            if weight.data_ptr() not in seen and weight.is_floating_point():
-                seen.add(weight.data_ptr())
-                yield f"{whose}.{name}", weight.data
 
 
 def greedy(tokens: int, **more: Any) -> Any:
