@@ -19,7 +19,7 @@ import random
 from dataclasses import dataclass
 from statistics import fmean
 
-from sparkwright.verify.ranking import OWN, Trial, contenders, next_start, recommended
+from sparkwright.verify.checks.settings import OWN, Trial, contenders, next_start, recommended
 
 MISS = 0.03
 SHAPES = {8: (4, 2), 12: (3, 2, 2), 24: (3, 2, 2, 2), 48: (4, 3, 2, 2)}

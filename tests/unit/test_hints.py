@@ -119,7 +119,7 @@ def test_each_command_that_source_and_documents_name_exists() -> None:
         ("'sparkwright lock bump 1.3.0' moves it", False),
         ("sparkwright store show", True),
         ("`sparkwright recipe new mine --from other`", True),
-        ("sparkwright verify compare a b --also-after c", False),
+        ("sparkwright verify compare a b --levels 1", False),
         ("sparkwright verify compare a b --url c", True),
         ("sparkwright channel key show NAME", False),
     ],

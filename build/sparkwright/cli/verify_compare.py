@@ -57,7 +57,7 @@ _OF_SERVERS = {"before", "after", "levels", "unlocked", "cluster", "only_plan", 
 _OF_RECIPES = {*_OF_SERVERS, "wheel", "python", "demo", "faults", "speed"}
 # Parameters that mean something, by what is compared; others are refused.
 _TAKEN = {
-    "finished runs": {"before", "after", "also_before", "also_after", "out"},
+    "finished runs": {"before", "after", "out"},
     "two wheels": {*_OF_SERVERS, "recipe", "use", "boots"},
     "two recipes": {*_OF_RECIPES, "boots"},
     "settings": {*_OF_RECIPES, "vary", "slo", "use"},
@@ -83,8 +83,6 @@ _TAKEN = {
 @FAULTS
 @click.option("--levels", type=NUMBERS, default=(), help="Requests at a time.  [default: 1,8,32]")
 @click.option("--boots", type=click.IntRange(min=1), help="Starts of each of two servers, no more.")
-@click.option("--also-before", multiple=True, metavar="RUN", help="Another finished run before it.")
-@click.option("--also-after", multiple=True, metavar="RUN", help="Another finished run after it.")
 @machines_option
 @PLAN
 @SPEED
@@ -99,8 +97,6 @@ def compare_command(
     *,
     before: str | None,
     after: str | None,
-    also_before: tuple[str, ...],
-    also_after: tuple[str, ...],
     vary: tuple[str, ...],
     cluster: str,
     offline: bool,
@@ -124,11 +120,7 @@ def compare_command(
     if kind:
         refuse_stated(context, f"an option does not go with a comparison of {kind}", _TAKEN[kind])
     if kind == "finished runs":
-        old, new = (
-            [Path(one) for one in (side, *also) if one]
-            for side, also in ((before, also_before), (after, also_after))
-        )
-        return shown(_runs(old, new, report_folder(out, "compare")))
+        return shown(_runs([Path(one) for one in (before, after) if one], report_folder(out, "compare")))
     if resume is not None:
         options = recorded_options(context, resume, {**asked, "url": ""}, "")
     else:
@@ -186,30 +178,29 @@ def _compared(before: str | None, after: str | None, vary: Sequence[str]) -> str
     )
 
 
-def _runs(before: Sequence[Path], after: Sequence[Path], folder: Path) -> Results:
-    """Compare finished runs and write the results to *folder*."""
-    if not after:
+def _runs(folders: Sequence[Path], out: Path) -> Results:
+    """Compare two finished runs and write the results to *out*."""
+    if len(folders) == 1:
         raise ConfigError(
             "a run is compared with another one",
-            because=f"only {before[0]} was named",
+            because=f"only {folders[0]} was named",
             next_step="name the other one behind it",
         )
-    if other := [one for one in (*before, *after) if not one.is_dir()]:
+    if other := [one for one in folders if not one.is_dir()]:
         raise ConfigError(
             f"{other[0]} is no run",
             because="it is no folder of 'sparkwright verify'",
             next_step="name folders that it left, such as those in dist/evidence/",
         )
-    places = [one.resolve() for one in (*before, *after)]
-    if twice := [str(one) for one in places if places.count(one) > 1]:
+    before, after = (one.resolve() for one in folders)
+    if before == after:
         raise ConfigError(
             "a run is compared with itself",
-            because=f"{twice[0]} was named twice",
-            next_step="name each run once, before or after",
+            because=f"{before} was named twice",
+            next_step="name another run behind it",
         )
-    with crashes_kept(folder):
-        old, new = ([load_run(place) for place in side] for side in (before, after))
-        return write_report(compare_runs(old, new), folder)
+    with crashes_kept(out):
+        return write_report(compare_runs(load_run(before), load_run(after)), out)
 
 
 def _options_of(

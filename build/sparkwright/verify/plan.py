@@ -196,12 +196,6 @@ def _refuse(options: VerifyOptions, profile: Profile) -> None:
             "",
         ),
         (
-            options.slo and options.compared and not options.vary,
-            "--slo goes with --vary",
-            "limits are kept or broken by a configuration",
-            "",
-        ),
-        (
             capacity.NAME in profile.checks and not options.slo,
             "the check 'capacity' needs an objective",
             "",
@@ -212,12 +206,6 @@ def _refuse(options: VerifyOptions, profile: Profile) -> None:
             "the check 'compare' needs two servers",
             "",
             "compare wheels, recipes or settings: sparkwright verify compare BEFORE AFTER",
-        ),
-        (
-            options.reference and compared,
-            "--reference and a comparison of speed exclude each other",
-            "that measures speed alone",
-            "use the reference in a run of its own: sparkwright verify --reference RUN",
         ),
     )
     for refused, what, because, next_step in refusals:

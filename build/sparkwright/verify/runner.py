@@ -27,10 +27,9 @@ from sparkwright.recipes.evidence import Evidence
 from sparkwright.recipes.write import recipe_text
 from sparkwright.store.paths import Store, open_store
 from sparkwright.verify.checks import ALL
-from sparkwright.verify.checks.settings import BEST, arm_of
+from sparkwright.verify.checks.settings import BEST, OWN, arm_of
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
 from sparkwright.verify.plan import Plan, plan_of
-from sparkwright.verify.ranking import OWN
 from sparkwright.verify.results import Results, load_run, write_files, write_results
 from sparkwright.verify.setup import Refusal, prepare
 from sparkwright.verify.space import TOKENS

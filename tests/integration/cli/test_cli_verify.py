@@ -242,7 +242,6 @@ REFUSED = {
     ),
     "a use that is none": (("compare", "smoke:soup", "--demo", "--vary", "max-num-seqs=1,2"), 10, "soup"),
     "settings of runs": (("compare", ".", ".", "--vary", "max-num-seqs=1,2"), 10, "leave out --vary"),
-    "a run and a recipe": (("compare", "smoke", "smoke", "--demo", "--also-after", "r"), 10, "--also-after"),
     "a fault of no simulator": (
         ("compare", "smoke", "--demo", "--vary", "max-num-seqs=1,2", "--fault", "gremlins@x=1"),
         10,

@@ -83,11 +83,11 @@ def test_runs_of_a_disturbed_machine_are_not_compared() -> None:
     )
     slowed = [replace(observation, host=HOT) for observation in new]
     before, after = Run(observations=tuple(old)), Run(observations=tuple(slowed))
-    found = by_name(compare_runs([before], [after]).findings)
+    found = by_name(compare_runs(before, after).findings)
     speed = found["requests are as fast as on the baseline"]
     assert speed.verdict is Verdict.INCONCLUSIVE
     assert "in code c=1 clocks were lowered" in speed.cause
-    healthy = by_name(compare_runs([before], [Run(observations=tuple(new))]).findings)
+    healthy = by_name(compare_runs(before, Run(observations=tuple(new))).findings)
     assert healthy["requests are as fast as on the baseline"].verdict is Verdict.FAIL
 
 

@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 from verify_kit import costly
 
-from sparkwright.verify.compare import SPREAD
-from sparkwright.verify.ranking import (
+from sparkwright.verify.checks.settings import (
     OWN,
     State,
     Trial,
@@ -19,6 +18,7 @@ from sparkwright.verify.ranking import (
     spread_of,
     standings,
 )
+from sparkwright.verify.compare import SPREAD
 
 
 def trial(*speeds: float, **more: object) -> Trial:

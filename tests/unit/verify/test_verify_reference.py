@@ -132,9 +132,7 @@ def test_a_reference_adds_the_check_to_the_profile() -> None:
     assert profile_of(VerifyOptions(reference="file", checks=("reference",))).checks == ("reference",)
 
 
-def test_a_reference_does_not_go_with_a_comparison_of_speed_and_its_file_must_be_there(tmp_path):
-    with pytest.raises(ConfigError, match="exclude each other"):
-        plan_of(VerifyOptions(recipe="smoke", against="simulator", simulator=True, reference="file"))
+def test_the_file_of_a_reference_must_be_there(tmp_path):
     with pytest.raises(ConfigError, match="none"):
         plan_of(VerifyOptions(url="http://server", reference=str(tmp_path / "none")))
 

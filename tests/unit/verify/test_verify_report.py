@@ -21,8 +21,8 @@ from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.journal import Run
 from sparkwright.verify.report import render_html
-from sparkwright.verify.report.charts import load_chart, round_values
 from sparkwright.verify.report.figures import cells, comparison_rows, consequences, levels, number
+from sparkwright.verify.report.html import load_chart, round_values
 
 parse = ET.fromstring  # our own XML
 FORBIDDEN = {*("script", "img", "iframe", "object"), *("embed", "base", "form")}
@@ -272,7 +272,7 @@ def test_a_broken_drafter_is_told_once() -> None:
 
 
 def test_a_comparison_names_both_sides_at_the_top() -> None:
-    run = Run(manifest={"title": "x", "before": ["vllm-1.whl"], "after": ["vllm-2.whl"]})
+    run = Run(manifest={"title": "x", "before": "vllm-1.whl", "after": "vllm-2.whl"})
     text = PageReader(render_html(run)).text
     assert "A, before vllm-1.whl B, after vllm-2.whl" in text
     seen = report_kit.sweep(report_kit.Server(), (1,))[:1]

@@ -25,7 +25,7 @@ from sparkwright.verify.checks.answers import Solved, answers_agree, right_answe
 from sparkwright.verify.checks.common import Check, Values, conclude, finding, not_applicable
 from sparkwright.verify.checks.figures import acceptance, event_gap_ms
 from sparkwright.verify.checks.machine import without_disturbed
-from sparkwright.verify.checks.triage import SEVERITY, CheckedCells, Reason, describe, triage
+from sparkwright.verify.checks.triage import CheckedCells, Reason, describe, triage
 from sparkwright.verify.compare import SPREAD, Compared, Look, Ratio, looks_of
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.journal import Run
@@ -189,7 +189,7 @@ def _speed(seen: CheckedCells, facts: Mapping[Place, BootFacts], look: Look) -> 
         if min(starts) == 1:
             warnings.append(
                 f"a difference of {100 * SPREAD:g} % between starts of one server is assumed, not measured:"
-                " more starts, or runs, of each side measure it"
+                " more starts of each side measure it"
             )
     return conclude(
         seen,
@@ -301,20 +301,12 @@ Cells = Mapping[str, Observation]
 """Observations of one run, or of one setting of a recipe, by the key of their cell."""
 
 
-def judge_quality(before: Sequence[Cells], after: Sequence[Cells], keys: Sequence[str]) -> list[Finding]:
-    """Return findings on greedy answers and solved tasks of the worst run after, and on failed requests.
+def judge_quality(before: Cells, after: Cells, keys: Sequence[str]) -> list[Finding]:
+    """Return findings on greedy answers, solved tasks and failed requests of the cells in *keys*."""
 
-    Answers and tasks are held against those of the first run before.
-    """
-
-    def worst(
-        judge: Callable[[Sequence[Observation], Sequence[Observation]], Finding],
-        where: Callable[[Cell], bool],
-    ) -> Finding:
-        chosen = [key for key in keys if where(before[0][key].cell)]
-        old = [before[0][key] for key in chosen]
-        found = [judge(old, [run[key] for key in chosen]) for run in after]
-        return max(found, key=lambda one: SEVERITY.index(one.verdict))
+    def both(chosen: Callable[[Cell], bool]) -> tuple[list[Observation], list[Observation]]:
+        some = [key for key in keys if chosen(before[key].cell)]
+        return [before[key] for key in some], [after[key] for key in some]
 
     def answers(cell: Cell) -> bool:
         return cell.check == "lossless" and cell.tags.get("kind") == "answers"
@@ -323,7 +315,8 @@ def judge_quality(before: Sequence[Cells], after: Sequence[Cells], keys: Sequenc
         asked = cell.check in {"lossless", "coherence", "context"}
         return asked and any(prompt.expect for prompt in cell.prompts)
 
-    return [worst(_same_answers, answers), worst(_solved_tasks, tasks), _failures(before, after, keys)]
+    pairs = [(before[key], after[key]) for key in keys]
+    return [_same_answers(*both(answers)), _solved_tasks(*both(tasks)), _failures(pairs)]
 
 
 def _same_answers(before: Sequence[Observation], after: Sequence[Observation]) -> Finding:
@@ -363,19 +356,16 @@ def _solved_tasks(before: Sequence[Observation], after: Sequence[Observation]) -
     return finding(NAME, "compare.tasks", verdict, cause, measured=measured, evidence=evidence)
 
 
-def _failures(before: Sequence[Cells], after: Sequence[Cells], keys: Sequence[str]) -> Finding:
+def _failures(pairs: Sequence[tuple[Observation, Observation]]) -> Finding:
     worse = []
-    for key in keys:
-        old = max(len(run[key].failed) for run in before)
-        for seen in (run[key] for run in after):
-            if len(seen.failed) > old:
-                failure = seen.failed[0].failure
-                why = f": {failure.kind}, {failure.detail}" if failure is not None else ""
-                where = describe(seen.cell)
-                worse.append(f"{len(seen.failed)} requests fail in {where}, before {old}{why}")
-            elif seen.died is not None and all(run[key].died is None for run in before):
-                worse.append(f"the server ended in {describe(seen.cell)}")
-    total = sum(len(run[key].samples) for run in after for key in keys)
+    for old, seen in pairs:
+        if len(seen.failed) > len(old.failed):
+            failure, where = seen.failed[0].failure, describe(seen.cell)
+            why = f": {failure.kind}, {failure.detail}" if failure is not None else ""
+            worse.append(f"{len(seen.failed)} requests fail in {where}, before {len(old.failed)}{why}")
+        elif seen.died is not None and old.died is None:
+            worse.append(f"the server ended in {describe(seen.cell)}")
+    total = sum(len(seen.samples) for _, seen in pairs)
     return finding(
         NAME,
         "compare.failures",
@@ -387,32 +377,28 @@ def _failures(before: Sequence[Cells], after: Sequence[Cells], keys: Sequence[st
 # Finished runs -------------------------------------------------------------------------------------------
 
 
-def compare_runs(before: Sequence[Run], after: Sequence[Run]) -> Run:
-    """Return the findings on runs *after* an upgrade against runs *before* it.
+def compare_runs(before: Run, after: Run) -> Run:
+    """Return the findings on the run *after* an upgrade against the one *before* it.
 
     Raises:
         ConfigError: the runs have no cell in common, or their clocks differ.
     """
-    speeds = {run.speed for run in (*before, *after)}
-    if len(speeds) > 1:
+    if before.speed != after.speed:
         raise ConfigError(
             "these runs cannot be compared",
-            because=f"their clocks run at {', '.join(f'{one:g}' for one in sorted(speeds))} times real time",
+            because=f"their clocks run at {before.speed:g} and {after.speed:g} times real time",
             next_step="compare runs of real servers, or of simulators with the same --speed",
         )
     # A run's own baseline says nothing about an upgrade.
     old, new = (
-        [
-            {o.cell.key: o for o in run.observations if (o.cell.arm, o.cell.boot) == ("main", 0)}
-            for run in runs
-        ]
-        for runs in (before, after)
+        {o.cell.key: o for o in run.observations if (o.cell.arm, o.cell.boot) == ("main", 0)}
+        for run in (before, after)
     )
-    for run, cells in zip((*before, *after), (*old, *new), strict=True):
+    for run, cells in ((before, old), (after, new)):
         if not cells:
             why = next((one.cause for one in run.findings if one.verdict is Verdict.FAIL), "none was made")
             raise ConfigError(f"{_name(run)} has no measurement", because=why, next_step="compare other runs")
-    keys = [key for key in old[0] if all(key in run for run in (*old, *new))]
+    keys = [key for key in old if key in new]
     if not keys:
         raise ConfigError(
             "these runs have no measurement in common",
@@ -420,33 +406,30 @@ def compare_runs(before: Sequence[Run], after: Sequence[Run]) -> Run:
             next_step="verify both servers with the same --profile, --levels and --seed",
         )
     swept = [
-        msgspec.structs.replace(o, cell=msgspec.structs.replace(o.cell, arm=arm, boot=boot))
-        for arm, runs in zip(ARMS, (new, old), strict=True)
-        for boot, run in enumerate(runs)
+        msgspec.structs.replace(o, cell=msgspec.structs.replace(o.cell, arm=arm))
+        for arm, cells in zip(ARMS, (new, old), strict=True)
         for key in keys
-        if (o := run[key]).cell.check == "sweep"
+        if (o := cells[key]).cell.check == "sweep"
     ]
     facts = {
-        (arm, boot): run.facts["main", 0]
-        for arm, runs in zip(ARMS, (after, before), strict=True)
-        for boot, run in enumerate(runs)
+        (arm, 0): run.facts["main", 0]
+        for arm, run in zip(ARMS, (after, before), strict=True)
         if ("main", 0) in run.facts
     }
-    context = Context(Profile(name="", speed=speeds.pop()), load_corpus(), facts)
-    look = Look(min(len(before), len(after)))
+    context = Context(Profile(name="", speed=before.speed), load_corpus(), facts)
     findings = [
-        *judge_pair(context, swept, [o.cell for o in swept], look, lenient=True),
+        *judge_pair(context, swept, [o.cell for o in swept], Look(1), lenient=True),
         *judge_quality(old, new, keys),
     ]
-    names = {"before": list(map(_name, before)), "after": list(map(_name, after))}
     manifest: dict[str, Any] = {
-        "title": f"{', '.join(names['before'])} → {', '.join(names['after'])}",
+        "title": f"{_name(before)} → {_name(after)}",
         "profile": "finished runs",
-        "speed": context.profile.speed,
+        "speed": before.speed,
         "checks": (NAME,),
         "cells in common": len(keys),
-        "cells left out": len({key for run in (*old, *new) for key in run}) - len(keys),
-        **names,
+        "cells left out": len(old.keys() ^ new.keys()),
+        "before": _name(before),
+        "after": _name(after),
     }
     return Run(manifest=manifest, facts=facts, observations=swept, findings=findings)
 

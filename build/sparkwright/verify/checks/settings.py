@@ -1,9 +1,15 @@
-"""Comparison of settings of a recipe: each configuration is an arm, and `ranking` says what is started next.
+"""Comparison of settings of a recipe: each configuration is an arm, started again while it may be the best.
 
 A start is measured as in `compare`, and its value is the mean over the concurrencies. Before another
 configuration is recommended than the recipe as it is, its answers are judged beside the recipe's: known
 facts, broken text, tasks with one right answer, and greedy answers with log-probabilities. Greedy answers may
 differ where the settings change the arithmetic on purpose, such as the KV cache's type.
+
+An arm is left out once it is surely slower than the best one, or surely no better by more than `WITHIN`; the
+others are started again, in rounds of which each runs against the one before, so that drift, for example of
+the temperature, affects early and late ones alike. All arms are taken to have the same spread between starts;
+until arms were started several times it is assumed, with the weight of a few starts, so that no single start
+decides by luck.
 """
 
 from __future__ import annotations
@@ -11,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from statistics import fmean
 
 import msgspec
@@ -33,26 +40,152 @@ from sparkwright.verify.checks.compare import (
 from sparkwright.verify.checks.figures import figures
 from sparkwright.verify.checks.machine import disturbances
 from sparkwright.verify.checks.triage import CheckedCells, troubles
-from sparkwright.verify.compare import Ratio, ratio_of
-from sparkwright.verify.ranking import (
-    MOST_STARTS,
-    OWN,
-    Planned,
-    Trial,
-    contenders,
-    next_start,
-    recommended,
-    spread_of,
-    standings,
-)
+from sparkwright.verify.compare import SPREAD, Ratio, Spread, ratio_of
 from sparkwright.verify.rate_search import Slo
 from sparkwright.verify.space import Configuration
+
+# Which may be the best, and which is started next -----------------------------------------------------------
+
+OWN = 0
+"""Position of the recipe as it is. It is recommended where nothing is surely better, so that it is told apart
+from the best one to either side."""
+WITHIN = 0.03
+"""Share by which an arm must surely be no better for it to be started no more."""
+MOST_STARTS = 6
+"""Of an arm; twice as many of the best one and of the recipe as it is, which decide the answer."""
+LEAST_STARTS = 2
+"""Of the arms that the answer names."""
+MOST_CHECKED = 4
+"""Arms whose answers are judged for one answer, at the most."""
+WEIGHT = 4.0
+"""Degrees of freedom that the assumed spread counts as."""
+ERROR = 0.01
+"""Chance of a wrong word on one arm."""
+_LOOKS = 4  # divides the error of calling something better than the recipe, which is judged at each start
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The starts of one arm.
+
+    Attributes:
+        scores: logarithm of the objective of each start on an undisturbed machine.
+        starts: all of them.
+        out: reason for which it cannot be recommended, whatever its speed; empty if there is none.
+        checked: its answers were judged.
+        remarks: what differs in them and is allowed to.
+    """
+
+    scores: tuple[float, ...] = ()
+    starts: int = 0
+    out: str = ""
+    checked: bool = False
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def mean(self) -> float:
+        """Mean score; minus infinity without any."""
+        return math.fsum(self.scores) / len(self.scores) if self.scores else -math.inf
+
+
+class State(StrEnum):
+    """The standing of an arm."""
+
+    BEST = "best"
+    TIED = "not told apart from the best"
+    OPEN = "undecided"
+    SLOWER = "slower"
+    OUT = "left out"
+    UNKNOWN = "not measured"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One start to make: of an arm by its position, for its speed or for its answers."""
+
+    index: int
+    number: int
+    quality: bool = False
+
+
+def spread_of(trials: Sequence[Trial]) -> Spread:
+    """Return the spread of the objective between starts."""
+    return Spread.of((one.scores for one in trials), SPREAD, WEIGHT)
+
+
+def standings(trials: Sequence[Trial]) -> list[State]:
+    """Return the standing of each arm."""
+    running = [index for index, one in enumerate(trials) if one.scores and not one.out]
+    best = max(running, key=lambda index: trials[index].mean, default=-1)
+    spread, rivals = spread_of(trials), max(1, sum(bool(one.scores) for one in trials) - 1)
+
+    def state(index: int, trial: Trial) -> State:
+        if index not in running:
+            return State.OUT if trial.out else State.UNKNOWN
+        if index == best:
+            return State.BEST
+        # The best of many is lucky: it must beat the recipe by more than one rival would.
+        error = ERROR / _LOOKS / rivals if index == OWN else ERROR
+        if ratio_of(trial.scores, trials[best].scores, spread, error).high < 1:
+            return State.SLOWER
+        ratio = ratio_of(trial.scores, trials[best].scores, spread, ERROR, ERROR)
+        near = ratio.high <= 1 + WITHIN and (index != OWN or ratio.low >= 1 - WITHIN)
+        return State.TIED if near else State.OPEN
+
+    return [state(index, trial) for index, trial in enumerate(trials)]
+
+
+def contenders(trials: Sequence[Trial]) -> list[int]:
+    """Return the arms that may be the best, the highest objective first."""
+    alive = {State.BEST, State.TIED, State.OPEN}
+    found = [index for index, state in enumerate(standings(trials)) if state in alive]
+    return sorted(found, key=lambda index: (-trials[index].mean, index))
+
+
+def recommended(rivals: Sequence[int]) -> int | None:
+    """Return the arm to serve of `contenders`: the recipe's own unless something is surely better."""
+    return OWN if OWN in rivals else next(iter(rivals), None)
+
+
+def next_start(trials: Sequence[Trial], mean: int, *, quality: bool) -> Planned | None:
+    """Return the next start to make; `None` once everything is decided, or cannot be.
+
+    Args:
+        trials: all arms, the recipe as it is first.
+        mean: starts of an arm at the most, as a mean over all that start; those with a score count as made.
+        quality: judge the answers of what is recommended in the recipe's place.
+    """
+    found, rivals = standings(trials), contenders(trials)
+    tested = [one for one in trials if not one.out]
+    left = max(mean, LEAST_STARTS) * len(tested) - sum(len(one.scores) for one in tested)
+    decisive = {OWN, *(i for i, state in enumerate(found) if state is State.BEST)}
+    startable = [
+        i for i, one in enumerate(trials) if not one.out and one.starts < MOST_STARTS * (1 + (i in decisive))
+    ]
+    unscored = [i for i in startable if not trials[i].scores and trials[i].starts < MOST_STARTS]
+    once = [i for i in startable if i in {OWN, recommended(rivals)} and trials[i].starts < LEAST_STARTS]
+    unsure = [i for i in startable if found[i] in {State.OPEN, State.BEST}]
+    if State.OPEN not in {found[i] for i in unsure} or left <= len(once):
+        unsure = []
+    wanted = unscored or unsure or (once if left > 0 else [])
+    if wanted:
+        number = min(trials[index].starts for index in wanted)
+        due = [index for index in wanted if trials[index].starts == number]
+        return Planned(due[0] if number % 2 == 0 else due[-1], number)
+    if quality and rivals and OWN not in rivals:
+        judged = (OWN, *rivals[:MOST_CHECKED])
+        due = [index for index in judged if not (trials[index].checked or trials[index].out)]
+        return Planned(due[0], 0, quality=True) if due else None
+    return None
+
+
+# Their cells, answers and findings ------------------------------------------------------------------------
 
 STARTS = 3
 """Starts of a configuration, as a mean over all: those of a grid."""
 RESERVE_GIB = 4.0
 """Memory of the machine that a configuration must leave available."""
-ERROR = 0.025
+SHOWN_ERROR = 0.025
 """Chance that the truth lies beyond one end of an interval that is shown."""
 BEST = "to serve"
 """Name of the measured value that holds the arm to serve."""
@@ -202,7 +335,7 @@ class SettingsComparison:
             return "", (), False
         findings = coherence.CHECK.judge(context, list(seen.values()))
         if index != OWN and (keys := tuple(key for key in seen if key in own)):
-            findings += judge_quality([own], [seen], keys)
+            findings += judge_quality(own, seen, keys)
         bad = [one for one in findings if one.verdict in _BAD]
         meant = set(self.configurations[index].settings) - _SAME_ARITHMETIC
         allowed = [one for one in bad if meant and one.name == _ANSWERS]
@@ -216,7 +349,7 @@ class SettingsComparison:
         trials = self.trials(context, {one.cell.key: one for one in checked.made})
         spread, own = spread_of(trials), trials[OWN].scores
         ratios = {
-            index: ratio_of(one.scores, own, spread, ERROR, ERROR)
+            index: ratio_of(one.scores, own, spread, SHOWN_ERROR, SHOWN_ERROR)
             for index, one in enumerate(trials)
             if index != OWN and one.scores and own
         }
