@@ -276,8 +276,8 @@ def watch(
         if time.monotonic() - started > limits.seconds:
             raise LimitsExceeded(f"it ran for more than {limits.seconds:g} s")
         # Reading the memory of a family takes milliseconds, as every process has to be asked for its parent.
-        if tick % _MEMORY_TICKS == 0 and (used := _resident_mib(pid)) > limits.memory_mib:
-            raise LimitsExceeded(f"it used {used} MiB of {limits.memory_mib} MiB of memory")
+        if tick % _MEMORY_TICKS == 0 and (used := family_mib(pid)) > limits.memory_mib:
+            raise LimitsExceeded(f"it used {used:.0f} MiB of {limits.memory_mib} MiB of memory")
 
 
 def _ended(child: subprocess.Popen[bytes], seconds: float) -> bool:
@@ -288,20 +288,20 @@ def _ended(child: subprocess.Popen[bytes], seconds: float) -> bool:
     return True
 
 
-def _resident_mib(pid: int) -> int:
+def family_mib(pid: int) -> float:
+    """Return the resident memory of *pid* and its descendants, in MiB; -1 when it is gone."""
     import psutil
 
     try:
         root = psutil.Process(pid)
         family = [root, *root.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return 0
+    except psutil.Error:
+        return -1
     used = 0
     for process in family:
-        # A process that ended since it was listed uses nothing; the others still count.
-        with contextlib.suppress(psutil.NoSuchProcess):
+        with _vanishing():
             used += process.memory_info().rss
-    return used >> 20
+    return used / (1 << 20)
 
 
 # Talk with a program line by line while it runs ---------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 import socket
 import time
@@ -14,6 +13,7 @@ from urllib.parse import urlsplit
 import psutil
 
 from sparkwright.base.machine import ask_card, numbers_of
+from sparkwright.base.process.session import family_mib
 from sparkwright.engine.observations import HostSample
 
 CARD_QUERY = "clocks.sm,power.draw,temperature.gpu,utilization.gpu,clocks.max.sm"
@@ -47,7 +47,7 @@ def _sample(pid: int | None, card: str | None) -> HostSample:
     return HostSample(
         at=time.perf_counter_ns(),
         memory_available_mib=psutil.virtual_memory().available / _MIB,
-        server_rss_mib=-1 if pid is None else _resident_mib(pid),
+        server_rss_mib=-1 if pid is None else family_mib(pid),
         gpu_clock_mhz=clock,
         gpu_power_w=power,
         gpu_temperature_c=temperature,
@@ -95,17 +95,3 @@ def _memory_pressure() -> float:
         return float(line.partition("avg10=")[2].split()[0])
     except (OSError, ValueError, IndexError):
         return -1
-
-
-def _resident_mib(pid: int) -> float:
-    """Return the resident memory of *pid* and its descendants; -1 when it is gone."""
-    try:
-        root = psutil.Process(pid)
-        family = [root, *root.children(recursive=True)]
-    except psutil.Error:
-        return -1
-    used = 0
-    for process in family:
-        with contextlib.suppress(psutil.Error):  # ended since it was listed
-            used += process.memory_info().rss
-    return used / _MIB
