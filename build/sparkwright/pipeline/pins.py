@@ -21,7 +21,7 @@ from sparkwright.lock.model import Lock
 from sparkwright.pipeline.checkout import Checkout
 from sparkwright.upstream.commits import first_download, gather_commit, has_wheels, nightly_commit
 from sparkwright.upstream.evidence import propose_lock
-from sparkwright.upstream.index import NIGHTLY
+from sparkwright.upstream.index import NIGHTLY, VARIANT
 from sparkwright.upstream.releases import Access
 from sparkwright.upstream.source import open_source
 from sparkwright.wheel.source import classify
@@ -60,7 +60,7 @@ def pin_of(
     """
     commit = nightly_commit(access) if target == NIGHTLY else target
     old, wanted = checkout.lock, tuple(machines) or tuple(checkout.lock.wheels)
-    key = digest_of([_RULES, commit, wanted, old.release.git, access.settings.upstream_variant])
+    key = digest_of([_RULES, commit, wanted, old.release.git, VARIANT])
     if (known := access.store.find_record_as(Lock, _KIND, key)) is not None:
         return replace(known, series=old.series, native=old.native, rehearsal=old.rehearsal)
     if not is_release(commit):

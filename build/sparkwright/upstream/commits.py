@@ -17,7 +17,7 @@ from sparkwright.lock.model import Artifact
 from sparkwright.lock.statements import ReleaseEvidence, WheelEvidence, stated_commit, stated_versions
 from sparkwright.upstream.download import fetch_artifact, transfer
 from sparkwright.upstream.evidence import read_wheel, tree_texts
-from sparkwright.upstream.index import NIGHTLY, CommitWheel, as_file, find_wheel, list_wheels
+from sparkwright.upstream.index import NIGHTLY, VARIANT, CommitWheel, as_file, find_wheel, list_wheels
 from sparkwright.upstream.network import IndexSettings, shown
 from sparkwright.upstream.releases import Access
 
@@ -50,18 +50,18 @@ def first_download(access: Access, commit: str, machine: str) -> Artifact:
                 next_step="upstream publishes wheels some commits late: wait, or take an older commit",
             )
         artifact = _take(access, wheel)
-        access.store.put_record(_WHEEL, _key(access.settings, commit, machine), to_builtins(artifact))
+        access.store.put_record(_WHEEL, _key(commit, machine), to_builtins(artifact))
     emit("wheel.first-download", filename=artifact.filename, sha256=artifact.sha256, commit=commit)
     return artifact
 
 
 def known_wheel(access: Access, commit: str, machine: str) -> Artifact | None:
     """Return the same, if the store has the record of its first download; nothing is fetched."""
-    return access.store.find_record_as(Artifact, _WHEEL, _key(access.settings, commit, machine))
+    return access.store.find_record_as(Artifact, _WHEEL, _key(commit, machine))
 
 
-def _key(settings: IndexSettings, commit: str, machine: str) -> str:
-    return digest_of([commit, settings.upstream_variant, machine])
+def _key(commit: str, machine: str) -> str:
+    return digest_of([commit, VARIANT, machine])
 
 
 def _take(access: Access, wheel: CommitWheel) -> Artifact:
@@ -135,7 +135,7 @@ def nightly_commit(access: Access) -> str:
 
 
 def _nightly_key(settings: IndexSettings) -> str:
-    return digest_of([settings.upstream_wheels, settings.upstream_variant])
+    return digest_of([settings.upstream_wheels, VARIANT])
 
 
 def gather_commit(access: Access, commit: str, tree: str, wheels: Mapping[str, Artifact]) -> ReleaseEvidence:

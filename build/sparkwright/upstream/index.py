@@ -254,6 +254,8 @@ def _stated_length(session: requests.Session, url: str, settings: IndexSettings)
 
 
 NIGHTLY = "nightly"
+VARIANT = "cu130"
+"""CUDA 13, which knows the card; pages have it under this name also where it is upstream's main variant."""
 _PROJECT = "vllm"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NOT_FOUND = 404
@@ -275,12 +277,11 @@ class CommitWheel:
 
 
 def list_wheels(target: str, settings: IndexSettings) -> tuple[CommitWheel, ...]:
-    """Return the wheels of *target*, in the variant of the settings; none where the index has no such page.
+    """Return the wheels of *target*; none where the index has no such page.
 
     *target* is the full id of a commit, a release's version, or ``nightly``.
     """
-    page = "/".join(filter(None, (target, settings.upstream_variant, _PROJECT, "index.html")))
-    address = urljoin(settings.upstream_wheels.rstrip("/") + "/", page)
+    address = urljoin(settings.upstream_wheels.rstrip("/") + "/", f"{target}/{VARIANT}/{_PROJECT}/index.html")
     what = f"the page of {target} in upstream's index of wheels"
     with open_session(settings) as session:
         try:
@@ -326,10 +327,10 @@ def _wheel(url: str, target: str, settings: IndexSettings) -> CommitWheel:
         raise _refused(url, "it is no wheel in the folder of a commit")
     if _COMMIT.fullmatch(target) and commit != target:
         raise _refused(url, f"it is in the folder of another commit than {target}")
-    return CommitWheel(commit, filename, url, _machine(filename, commit, url, settings.upstream_variant))
+    return CommitWheel(commit, filename, url, _machine(filename, commit, url))
 
 
-def _machine(filename: str, commit: str, url: str, variant: str) -> str:
+def _machine(filename: str, commit: str, url: str) -> str:
     """Return the machine that the wheel *filename* is for, once its project and version fit *commit*."""
     from packaging.utils import InvalidWheelFilename, parse_wheel_filename
     from packaging.version import InvalidVersion
@@ -345,10 +346,8 @@ def _machine(filename: str, commit: str, url: str, variant: str) -> str:
     stated = next((mark[1:] for mark in marks if re.fullmatch(r"g[0-9a-f]{7,40}", mark)), None)
     if not (commit.startswith(stated) if stated else version.dev is None):
         raise _refused(url, f"version {version} is not of commit {commit[:12]}")
-    if others := [mark for mark in marks if mark not in {f"g{stated}", variant}]:
-        raise _refused(
-            url, f"version {version} is of the variant {others[0]}, not {variant or 'the main one'}"
-        )
+    if others := [mark for mark in marks if mark not in {f"g{stated}", VARIANT}]:
+        raise _refused(url, f"version {version} is of the variant {others[0]}, not {VARIANT}")
     machines = {found[1] for tag in tags if (found := _LINUX.fullmatch(tag.platform))}
     return machines.pop() if len(machines) == 1 else ""
 

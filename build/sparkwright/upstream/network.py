@@ -34,8 +34,6 @@ _MACHINE_FILE = Path("/etc/pip.conf")
 _SECTIONS = ("global", "download")
 _KEYS = ("index-url", "extra-index-url", "cert", "trusted-host")
 _UPSTREAM_WHEELS = "https://wheels.vllm.ai"
-# CUDA 13, which knows the card. Upstream's pages have it under this name also where it is the main variant.
-_UPSTREAM_VARIANT = "cu130"
 
 
 @dataclass(frozen=True)
@@ -47,7 +45,6 @@ class IndexSettings:
         trusted_hosts: hosts, with or without a port, that may be asked without encryption.
         attempts: tries in a row that may bring nothing before giving up.
         backoff_s: wait before the second try, in seconds; it doubles up to half a minute.
-        upstream_variant: the CUDA variant that is taken from there; empty for upstream's main one.
     """
 
     index_url: str = ""
@@ -59,7 +56,6 @@ class IndexSettings:
     attempts: int = 5
     backoff_s: float = 1.0
     upstream_wheels: str = _UPSTREAM_WHEELS
-    upstream_variant: str = _UPSTREAM_VARIANT
 
 
 def read_settings(environment: Mapping[str, str] | None = None, *, offline: bool = False) -> IndexSettings:
@@ -71,12 +67,6 @@ def read_settings(environment: Mapping[str, str] | None = None, *, offline: bool
     for key in _KEYS:
         if value := environment.get("PIP_" + key.upper().replace("-", "_")):
             values[key] = value
-    variant = environment.get("SPARKWRIGHT_UPSTREAM_VARIANT", _UPSTREAM_VARIANT)
-    if not re.fullmatch(r"[a-z0-9]*", variant):
-        raise ConfigError(
-            f"{variant!r} is no variant of upstream's wheels",
-            next_step="set SPARKWRIGHT_UPSTREAM_VARIANT to a name such as cu130, or to nothing",
-        )
     return IndexSettings(
         index_url=values.get("index-url", "").strip(),
         extra_index_urls=tuple(values.get("extra-index-url", "").split()),
@@ -84,7 +74,6 @@ def read_settings(environment: Mapping[str, str] | None = None, *, offline: bool
         trusted_hosts=tuple(values.get("trusted-host", "").split()),
         offline=offline,
         upstream_wheels=environment.get("SPARKWRIGHT_UPSTREAM_WHEELS") or _UPSTREAM_WHEELS,
-        upstream_variant=variant,
     )
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-import shutil
 from dataclasses import replace
 
-import msgspec
 import pytest
 from commit_kit import MACHINES, CommitIndex, SmallUpstream
 from upstream_kit import make_access
@@ -198,24 +196,7 @@ def test_a_wheel_whose_name_states_another_version(access, index, upstream, comm
         first_download(access, commit, "aarch64")
 
 
-def test_a_server_that_is_not_there(access, commit):
-    closed = replace(access, settings=replace(access.settings, upstream_wheels="http://127.0.0.1:9"))
-    with pytest.raises(FetchError):
-        first_download(closed, commit, "aarch64")
-
-
 def test_the_network_is_never_used_unencrypted(access, commit):
     plain = replace(access, settings=replace(access.settings, upstream_wheels="http://example.org/"))
     with pytest.raises(FetchError, match=r"example\.org"):
         first_download(plain, commit, "aarch64")
-
-
-def test_the_variant_is_part_of_the_record(access, index, commit, wheels):
-    found = first_download(access, commit, "aarch64")
-    main = replace(access, settings=replace(access.settings, upstream_variant=""))
-    with pytest.raises(FetchError):
-        first_download(main, commit, "aarch64")
-    shutil.copytree(index.folder / commit / "cu130" / "vllm", index.folder / commit / "vllm")
-    page = index.folder / commit / "vllm" / "index.html"
-    page.write_text(page.read_text().replace("../../", "../"))
-    assert msgspec.to_builtins(first_download(main, commit, "aarch64")) == msgspec.to_builtins(found)

@@ -2,12 +2,11 @@
 
 import dataclasses
 import shutil
-import threading
 
 import msgspec
 import pytest
 from small_release import artifact, make_release, make_sdist, sdist_files
-from upstream_kit import GENERATED, commit_all, git, make_access, make_upstream, write_files
+from upstream_kit import GENERATED, git, make_access, make_upstream, write_files
 
 from sparkwright.base.errors import (
     ArchiveError,
@@ -161,12 +160,6 @@ def test_a_remote_that_serves_no_commits_by_id_is_asked_for_the_tag(access, lock
 def test_a_tag_that_is_another_commit_is_refused(access, lock, length):
     with pytest.raises(LockMismatchError, match=r"v1\.2\.0"):
         open_source("git", access).pristine(with_commit(lock, "f" * length))
-
-
-def test_a_remote_without_commit_and_tag_is_named(access, lock, upstream):
-    git(upstream, "tag", "--delete", "v1.2.0")
-    with pytest.raises(FetchError, match="neither"):
-        open_source("git", access).pristine(with_commit(lock, "f" * 40))
 
 
 def test_offline_asks_no_remote(access, lock, pinned):
@@ -339,22 +332,3 @@ def test_a_mirror_gives_other_releases_too(access, mirror, index):
         open_source(str(mirror), access).release("1.2.0").tree
         == open_source("index", access).release("1.2.0").tree
     )
-
-
-def test_fetches_at_once_do_not_disturb_each_other(access, upstream):
-    commits = [commit_all(upstream, str(number)) for number in range(8)]
-    errors = []
-
-    def run(commit):
-        try:
-            fetch(access.repository, str(upstream), [commit])
-        except FetchError as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=run, args=(commit,)) for commit in commits]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
-    assert all(access.repository.has(commit) for commit in commits)

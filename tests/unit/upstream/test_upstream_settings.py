@@ -31,16 +31,9 @@ def test_without_configuration_the_library_chooses():
     assert read_settings({"PIP_CONFIG_FILE": os.devnull}, offline=True).offline
 
 
-def test_the_index_of_wheels_by_commit_has_an_address_and_a_variant():
-    chosen = {
-        "PIP_CONFIG_FILE": os.devnull,
-        "SPARKWRIGHT_UPSTREAM_WHEELS": "https://mirror.example/wheels",
-        "SPARKWRIGHT_UPSTREAM_VARIANT": "",
-    }
-    found = read_settings(chosen)
-    assert (found.upstream_wheels, found.upstream_variant) == ("https://mirror.example/wheels", "")
-    with pytest.raises(ConfigError, match=r"\.\./cu130"):
-        read_settings({**chosen, "SPARKWRIGHT_UPSTREAM_VARIANT": "../cu130"})
+def test_the_index_of_wheels_by_commit_has_an_address():
+    chosen = {"PIP_CONFIG_FILE": os.devnull, "SPARKWRIGHT_UPSTREAM_WHEELS": "https://mirror.example/wheels"}
+    assert read_settings(chosen).upstream_wheels == "https://mirror.example/wheels"
 
 
 def test_later_files_win_key_by_key(tmp_path, home):
