@@ -25,8 +25,7 @@ from sparkwright.git.repository import open_repository
 from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.store.paths import open_store
 from sparkwright.upstream.network import read_settings
-from sparkwright.upstream.releases import Access
-from sparkwright.upstream.source import open_source
+from sparkwright.upstream.releases import Access, open_source
 from sparkwright.wheel.assemble import AssemblyPlan, assemble
 from sparkwright.wheel.names import local_version, parse_name
 

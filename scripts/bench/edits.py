@@ -13,8 +13,7 @@ from sparkwright.merge.prepare import prepare
 from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.store.paths import open_store
 from sparkwright.upstream.network import read_settings
-from sparkwright.upstream.releases import Access
-from sparkwright.upstream.source import open_source
+from sparkwright.upstream.releases import Access, open_source
 
 __all__ = ["copy_checkout", "edit_patch", "edit_prose"]
 

@@ -30,8 +30,7 @@ from sparkwright.store.paths import Store, open_store
 from sparkwright.store.remote.tier import RemoteReport, open_tier
 from sparkwright.store.upkeep import prune_logs
 from sparkwright.upstream.network import read_settings
-from sparkwright.upstream.releases import Access
-from sparkwright.upstream.source import UpstreamSource, open_source
+from sparkwright.upstream.releases import Access, UpstreamSource, open_source
 
 R = TypeVar("R")
 

@@ -24,8 +24,7 @@ from sparkwright.lock.model import ExtensionSpec, Lock, NativePin, Package, Sour
 from sparkwright.native.packages import next_toolkit
 from sparkwright.native.sources import Revision, keep_source, packaged_tree, read_clone, read_revision
 from sparkwright.upstream.index import listing, project_of
-from sparkwright.upstream.releases import Access, as_artifact
-from sparkwright.upstream.source import is_clone
+from sparkwright.upstream.releases import Access, as_artifact, is_clone
 
 
 class NativeProposal(NamedTuple):

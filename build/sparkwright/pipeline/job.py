@@ -30,8 +30,7 @@ from sparkwright.probe.runner import ProbeResource
 from sparkwright.probe.upstream_tests import UpstreamGate
 from sparkwright.store.paths import Store, open_store
 from sparkwright.upstream.network import read_settings
-from sparkwright.upstream.releases import Access, Pristine
-from sparkwright.upstream.source import UpstreamSource, open_source
+from sparkwright.upstream.releases import Access, Pristine, UpstreamSource, open_source
 
 # Part of the key: raised when the meaning of a described value changes.
 _RULES = 1

@@ -22,8 +22,7 @@ from sparkwright.pipeline.checkout import Checkout
 from sparkwright.upstream.commits import first_download, gather_commit, has_wheels, nightly_commit
 from sparkwright.upstream.evidence import propose_lock
 from sparkwright.upstream.index import NIGHTLY, VARIANT
-from sparkwright.upstream.releases import Access
-from sparkwright.upstream.source import open_source
+from sparkwright.upstream.releases import Access, open_source
 from sparkwright.wheel.source import classify
 
 _KIND = "pin"

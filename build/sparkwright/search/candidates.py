@@ -42,8 +42,7 @@ from sparkwright.probe.environment import share_bytecode, tree_folder
 from sparkwright.search.changes import SpecDifference
 from sparkwright.search.model import UntestableError
 from sparkwright.search.specs import ResolvedSpec, pinned_lock
-from sparkwright.upstream.releases import Access, Pristine
-from sparkwright.upstream.source import open_source
+from sparkwright.upstream.releases import Access, Pristine, open_source
 
 _PACKAGE = "vllm"
 

@@ -20,8 +20,7 @@ from sparkwright.search.model import Axis, Change
 from sparkwright.search.specs import ResolvedSpec, UpstreamPoint
 from sparkwright.search.subsets import in_order
 from sparkwright.upstream.index import versions
-from sparkwright.upstream.releases import Access
-from sparkwright.upstream.source import UpstreamSource
+from sparkwright.upstream.releases import Access, UpstreamSource
 
 AXES: tuple[Axis, ...] = ("upstream", "carries", "kernels")
 REORDERED = "reordered"

@@ -20,8 +20,7 @@ from sparkwright.search.judges import MergeJudge, ProbeJudge, make_judge
 from sparkwright.search.metric import MetricJudge, Serving
 from sparkwright.search.model import Axis, CandidateJudge, SearchProblem
 from sparkwright.search.specs import ResolvedSpec, Resolver
-from sparkwright.upstream.releases import Access
-from sparkwright.upstream.source import open_source
+from sparkwright.upstream.releases import Access, open_source
 
 
 @dataclass(frozen=True)

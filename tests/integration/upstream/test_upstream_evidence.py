@@ -15,7 +15,7 @@ from sparkwright.lock.bump import rewrite
 from sparkwright.lock.check import check
 from sparkwright.upstream import evidence as evidence_module
 from sparkwright.upstream.evidence import gather, propose_lock, read_wheel
-from sparkwright.upstream.source import open_source
+from sparkwright.upstream.releases import open_source
 
 TEXT = """\
 format = 1

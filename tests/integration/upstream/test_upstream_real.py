@@ -13,8 +13,7 @@ from sparkwright.pipeline.checkout import open_checkout
 from sparkwright.store.paths import open_store
 from sparkwright.upstream.evidence import gather
 from sparkwright.upstream.network import read_settings
-from sparkwright.upstream.releases import Access, other_release
-from sparkwright.upstream.source import open_source
+from sparkwright.upstream.releases import Access, open_source, other_release
 
 pytestmark = pytest.mark.upstream
 

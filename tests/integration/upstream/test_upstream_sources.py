@@ -17,9 +17,8 @@ from sparkwright.base.errors import (
     UnknownNameError,
 )
 from sparkwright.git.remotes import fetch
-from sparkwright.upstream import source as source_module
-from sparkwright.upstream.releases import other_release
-from sparkwright.upstream.source import UpstreamSource, open_source
+from sparkwright.upstream import releases as source_module
+from sparkwright.upstream.releases import UpstreamSource, open_source, other_release
 
 
 @pytest.fixture

@@ -18,8 +18,7 @@ from sparkwright.base.errors import FetchError, RefError, SparkwrightError
 from sparkwright.git import remotes
 from sparkwright.git.remotes import check_address, check_object_id, check_ref, fetch, list_remote
 from sparkwright.git.repository import Repository, open_repository
-from sparkwright.upstream.releases import Access
-from sparkwright.upstream.source import open_source
+from sparkwright.upstream.releases import Access, open_source
 
 SHA = "0123456789abcdef0123456789abcdef01234567"
 
