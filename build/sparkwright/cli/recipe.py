@@ -22,8 +22,7 @@ from sparkwright.engine.release import CheckedRecipe, check_recipes
 from sparkwright.recipes.commands import Remark
 from sparkwright.recipes.evidence import GRADES, references
 from sparkwright.recipes.imported import import_recipe, without_dead
-from sparkwright.recipes.recipe import Recipe, command_lines, load_recipe, recipes, served_recipe
-from sparkwright.recipes.write import recipe_text
+from sparkwright.recipes.recipe import Recipe, command_lines, load_recipe, recipe_text, recipes, served_recipe
 from sparkwright.serve.new_recipe import new_recipe, without_unknown_parsers
 
 _USES = ("single", "shared", "many")

@@ -55,7 +55,6 @@ print(json.dumps({
 """
 _ARCHITECTURE = re.compile(r'^    "([A-Z]\w+)":', re.MULTILINE)
 _CODE = re.compile(r"(sm|compute)_(\d+)(\d)([af]?)")
-_REVISION = re.compile(r"[+.]spark\.(\d{1,6})(?=\.|$)")
 _MERGED = {"applied", "conflict-in-tests-or-docs"}
 
 
@@ -91,12 +90,6 @@ class EngineFacts:
     def installed(self) -> bool:
         """Tell if it is installed, so that the packages beside it are known."""
         return bool(self.packages)
-
-    @property
-    def revision(self) -> int:
-        """The revision of the project's own patchset in it; 0 where it has none, or is another's wheel."""
-        found = _REVISION.search(self.version)
-        return int(found[1]) if found else 0
 
     @property
     def nccl(self) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import field
 
-from sparkwright.base.config import Model, load_toml
+from sparkwright.base.config import Model, load_toml, to_builtins
 from sparkwright.base.digests import to_json
 from sparkwright.base.errors import ConfigError, unknown_name
 from sparkwright.recipes.evidence import Evidence, Grade, best_grade
@@ -368,3 +369,51 @@ def command_lines(recipe: Recipe) -> list[str]:
         return [alone]
     nodes = [" ".join(node_arguments(rank, '"$HEAD_ADDRESS"')) for rank in range(recipe.nodes)]
     return [f"{alone} \\\n  {node}" for node in nodes]
+
+
+# Writing -------------------------------------------------------------------------------------------------
+
+
+def recipe_text(recipe: Recipe, comment: str = "") -> str:
+    """Return the text of *recipe* as a file of its own, without fields that have their defaults.
+
+    It begins with *comment*, lines without ``#``.
+
+    Raises:
+        ConfigError: the result is no recipe.
+    """
+    import tomlkit
+
+    document = tomlkit.document()
+    for line in comment.splitlines():
+        document.add(tomlkit.comment(line))
+    usual = to_builtins(Recipe(format=recipe.format, name="", title="", model=""))
+    told = {name: value for name, value in to_builtins(recipe).items() if value != usual.get(name)}
+    plain = {"format": recipe.format, **told}
+    for name, value in sorted(plain.items(), key=lambda one: _is_table(one[1])):
+        document.add(name, tomlkit.item(_without_empty(value)))
+    text = tomlkit.dumps(document)
+    with tempfile.TemporaryDirectory() as folder:  # it follows the format, or is refused
+        written = Path(folder) / f"{recipe.name}.toml"
+        written.write_text(text, encoding="utf-8")
+        _ = load_recipe(written)
+    return text
+
+
+def _is_table(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
+
+
+def _without_empty(value: Any) -> Any:
+    """Return *value* without absent values, for which TOML has no word."""
+    if isinstance(value, dict):
+        return {name: _without_empty(one) for name, one in value.items() if one is not None}
+    if not isinstance(value, list | tuple):
+        return value
+    if None in value:
+        raise ConfigError(
+            "a list with null cannot be in a recipe",
+            because=f"TOML has no word for it: {value!r}",
+            next_step="leave the option out, or give it at each start with --set",
+        )
+    return [_without_empty(one) for one in value]

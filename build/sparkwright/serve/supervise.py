@@ -12,7 +12,7 @@ import os
 import socket
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -146,9 +146,9 @@ def _tell(status: str, because: str) -> None:
     notify(f"STATUS={status}{f': {because}' if because else ''}")
 
 
-def notify(message: str, environment: Mapping[str, str] | None = None) -> bool:
+def notify(message: str) -> bool:
     """Send *message*, such as ``READY=1``, to systemd; return false where it does not listen."""
-    address = (os.environ if environment is None else environment).get("NOTIFY_SOCKET", "")
+    address = os.environ.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return False
     if address.startswith("@"):  # an abstract socket

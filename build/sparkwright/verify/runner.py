@@ -24,7 +24,7 @@ from sparkwright.engine.findings import Finding
 from sparkwright.engine.outcomes import CheckRequest, CheckResult, Verifier, broken_server, outcomes_of
 from sparkwright.engine.server.failures import ServerFailedError
 from sparkwright.recipes.evidence import Evidence
-from sparkwright.recipes.write import recipe_text
+from sparkwright.recipes.recipe import recipe_text
 from sparkwright.store.paths import Store, open_store
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.checks.settings import BEST, OWN, arm_of

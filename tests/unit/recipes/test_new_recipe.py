@@ -8,9 +8,8 @@ from checkpoint_kit import NEMOTRON, QWEN_27B, QWEN_27B_DFLASH, Tensors, nvfp4_2
 
 from sparkwright.base.errors import ConfigError, PreflightError
 from sparkwright.recipes.commands import Remark
-from sparkwright.recipes.recipe import Recipe, load_recipe
+from sparkwright.recipes.recipe import Recipe, load_recipe, recipe_text
 from sparkwright.recipes.release_options import Problem
-from sparkwright.recipes.write import recipe_text
 from sparkwright.serve.new_recipe import SPARK, new_recipe, without_unknown_parsers
 from sparkwright.serve.preflight.facts import PreflightRequest
 from sparkwright.serve.preflight.run import inspect_start

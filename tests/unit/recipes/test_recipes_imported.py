@@ -8,9 +8,8 @@ from recipe_import import COMPOSE, CONTAINER, SCRIPT, SERVE, TEMPLATE, flags, le
 
 from sparkwright.base.errors import ConfigError
 from sparkwright.recipes.imported import import_recipe, without_dead
-from sparkwright.recipes.recipe import Recipe, load_recipe
+from sparkwright.recipes.recipe import Recipe, load_recipe, recipe_text
 from sparkwright.recipes.release_options import Problem
-from sparkwright.recipes.write import recipe_text
 
 
 @pytest.mark.parametrize(

@@ -7,25 +7,14 @@ from preflight_kit import GB10, H200, recipe, spark, start
 from sparkwright.engine.installed import EngineFacts
 from sparkwright.recipes.recipe import load_recipe
 from sparkwright.serve.preflight.engine_checks import part_tokens
-from sparkwright.serve.preflight.kv_plan import keeps_one_group
 from sparkwright.serve.preflight.run import run_preflight
 
-WINDOWS = frozenset({"dflash-sliding-window"})
-OLD, NEW = "0.24.0+spark.6.1a2b3c4d", "0.24.0+spark.7.1a2b3c4d"
+OURS = "0.24.0+spark.14.1a2b3c4d"
 V1, V2 = {"VLLM_USE_V2_MODEL_RUNNER": "0"}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 4}
 
 
-@pytest.mark.parametrize(
-    ("version", "kept"),
-    [(OLD, False), (NEW, True), ("0.24.0+spark.10.1a2b3c4d", True), ("0.24.0+mine.3.1a2b3c4d", True)],
-)
-def test_the_revision_is_read_from_the_version(version, kept):
-    assert keeps_one_group(EngineFacts(version=version, carries=WINDOWS)) is kept
-    assert not keeps_one_group(EngineFacts(version=version))
-
-
-def rules_of(tmp_path, target, speculative, *, version=NEW, **keys):
+def rules_of(tmp_path, target, speculative, *, version=OURS, **keys):
     served = recipe(write_checkpoint(tmp_path / "target", target), speculative=speculative, **keys)
     found = run_preflight(start(served, engine=EngineFacts(version=version)))
     return [one.check for one in found if one.check.startswith("rule ")]

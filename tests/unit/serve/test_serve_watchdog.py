@@ -154,15 +154,16 @@ def test_limits_allow_for_the_longest_step_of_a_recipe() -> None:
 
 
 @pytest.mark.parametrize("abstract", [False, True])
-def test_a_message_arrives(tmp_path: Path, abstract: bool) -> None:  # noqa: FBT001
+def test_a_message_arrives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, abstract: bool) -> None:
     shown = f"@sparkwright-test-{tmp_path.name}-{time.time_ns()}" if abstract else str(tmp_path / "notify")
+    monkeypatch.setenv("NOTIFY_SOCKET", shown)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.bind("\0" + shown[1:] if abstract else shown)
-        assert notify("READY=1\nSTATUS=serving", {"NOTIFY_SOCKET": shown})
+        assert notify("READY=1\nSTATUS=serving")
         assert listener.recv(4096) == b"READY=1\nSTATUS=serving"
 
 
-def test_without_systemd_nothing_is_sent(tmp_path: Path) -> None:
-    assert not notify("READY=1", {})
-    assert not notify("READY=1", {"NOTIFY_SOCKET": "relative"})
-    assert not notify("READY=1", {"NOTIFY_SOCKET": str(tmp_path / "gone")})
+@pytest.mark.parametrize("address", ["", "relative", "/nonexistent/gone"])
+def test_without_systemd_nothing_is_sent(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NOTIFY_SOCKET", address)
+    assert not notify("READY=1")

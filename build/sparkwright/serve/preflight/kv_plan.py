@@ -44,9 +44,6 @@ _ONE_VALUE = ("auto", "bfloat16", "float16", "float32")
 _DS_MLA = 656  # bytes of a token of `fp8_ds_mla`
 _MUCH_LARGER = 1.5
 PAGES_CARRY, WINDOWS_CARRY = "kv-page-nvfp4", "dflash-sliding-window"
-ONE_GROUP_SINCE = 7
-"""Revision of series 0.24 since which `WINDOWS_CARRY` keeps a drafter's layers in one group."""
-
 BATCH, REQUESTS = 8192, 256
 """vLLM's own, about, for an API server on a card of 70 GiB and more."""
 
@@ -90,11 +87,6 @@ class KvOptions:
     exports: int = 1
 
 
-def keeps_one_group(engine: EngineFacts) -> bool:
-    """Tell if that vLLM keeps all layers of a DFlash drafter in one KV cache group."""
-    return WINDOWS_CARRY in engine.carries and not 0 < engine.revision < ONE_GROUP_SINCE
-
-
 def flag_number(recipe: Recipe, name: str, otherwise: int) -> int:
     """Return a flag that is a whole number, also as vLLM reads ``32k`` (1000) and ``32K`` (1024)."""
     value = recipe.flags.get(name)
@@ -125,7 +117,7 @@ def kv_options(
         ranks=max(1, flag_number(recipe, "tensor-parallel-size", 1)),
         saves=engine is None or PAGES_CARRY in engine.carries,
         together=engine is not None
-        and keeps_one_group(engine)
+        and WINDOWS_CARRY in engine.carries
         and recipe.speculative.get("method") == "dflash",
         exports=_EXPORTS if prefixes and _exports_states(recipe, target, shape, host, engine) else 1,
     )
