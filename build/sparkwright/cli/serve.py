@@ -60,7 +60,7 @@ from sparkwright.serve.preflight.hub import Hub
 from sparkwright.serve.preflight.machine import check_room
 from sparkwright.serve.preflight.run import EARLY, OF_HOST, run_preflight
 from sparkwright.serve.run import ServeOptions, Serving, serve
-from sparkwright.serve.settings import read_key, require_machines, shell_key, with_settings
+from sparkwright.serve.settings import as_head, read_key, shell_key, with_settings
 from sparkwright.serve.supervise import WatchOptions
 from sparkwright.serve.watchdog import WatchLimits
 from sparkwright.store.paths import Store, open_store
@@ -100,6 +100,9 @@ _JSON_S, _TEXT_S = 10.0, 30.0  # between two states
     metavar="[USER@]HOST[:PORT]",
     help="Of two machines, the other one, as ssh reaches it: the worker is brought and started there.",
 )
+@click.option(
+    "--head", default="", metavar="ADDRESS", help="Of two machines, this one, where both reach each other."
+)
 @click.option("--no-warm-up", is_flag=True, help="Announce the server without a warm-up.")
 @click.option("--dry-run", is_flag=True, help="Show the command, and why each flag is there; start nothing.")
 @FORCE
@@ -120,7 +123,8 @@ def command(
     """
     require_libraries("serve")
     chosen = with_settings(served_recipe(recipe, use), asked["settings"])
-    require_machines(chosen, peer=bool(asked["peer"]))
+    if not asked["peer"]:
+        chosen = as_head(chosen, asked["head"])
     options = _options(chosen, asked, as_json=as_json)
     _require_one_source(chosen, asked)
     if dry_run:
@@ -184,6 +188,12 @@ def _with_peer(recipe: Recipe, asked: dict[str, Any]) -> tuple[Recipe, Peer | No
     """Return *recipe* as it is served with the machine of ``--peer``, and that; `None` without one."""
     if not asked["peer"]:
         return recipe, None
+    if asked["head"]:
+        raise ConfigError(
+            "it is not clear how two machines serve",
+            because="--peer starts the worker, and with --head you start it",
+            next_step="leave out --head",
+        )
     peer = find_peer(asked["peer"], recipe, asked["python"] or Path(sys.executable), force=asked["force"])
     return peer.head(recipe), peer
 

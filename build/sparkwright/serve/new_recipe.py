@@ -62,7 +62,7 @@ _REQUESTS = 16
 _SHORTEST, _UNPLANNED = 1024, 32_768
 # Of the machine that the recipe is made on, and of a link between two.
 _OF_HOST = frozenset({
-    "available", "compiler", "driver", "headers", "page-cache", "swap",
+    "available", "compiler", "driver", "headers", "page-cache", "persistence", "swap",
     "link", "link-interface", "nccl", "rdma", "rdma-device",
 })  # fmt: skip
 

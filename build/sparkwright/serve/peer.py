@@ -27,6 +27,7 @@ from sparkwright.base.ssh import SshHost, parse_host
 from sparkwright.recipes.recipe import Recipe
 from sparkwright.serve.preflight.finding import warn_or_refuse
 from sparkwright.serve.preflight.link import ACTIVE, LinkFacts, check_link, read_link
+from sparkwright.serve.settings import as_head
 
 CHILD = Path(__file__).with_name("child") / "peer.py"
 _SCRIPT = 'command -v python3 >/dev/null || exit 127; exec python3 -c "$@"'
@@ -135,15 +136,11 @@ class Peer:
 
     def head(self, recipe: Recipe) -> Recipe:
         """Return *recipe* for this machine, which answers; variables of this shell are left as they are."""
-        together = {"nnodes": recipe.nodes, "node-rank": 0, "master-addr": self.here.address}
+        recipe = as_head(recipe, self.here.address)
         new = {name: value for name, value in self.here.variables.items() if name not in os.environ}
         why = dict.fromkeys(new, f"the link to {self.host.shown}: {self.here.interface}, {self.speed}")
-        why |= dict.fromkeys(together, "two machines serve together, and this one answers")
         return msgspec.structs.replace(
-            recipe,
-            flags={**recipe.flags, **together},
-            environment={**new, **recipe.environment},
-            why={**why, **recipe.why},
+            recipe, environment={**new, **recipe.environment}, why={**why, **recipe.why}
         )
 
     def worker(self, recipe: Recipe) -> Recipe:
@@ -157,7 +154,7 @@ def find_peer(text: str, recipe: Recipe, python: Path, *, force: bool = False) -
     *force* serves in spite of a link that is predicted to fail.
 
     Raises:
-        ConfigError: *text* names no machine.
+        ConfigError: *text* names no machine, or the recipe is for a single one.
         ClusterError: the machine cannot be reached, cannot do what this one can, or shares no link with it.
         PreflightError: NCCL would take another way than the link.
     """
@@ -169,6 +166,7 @@ def find_peer(text: str, recipe: Recipe, python: Path, *, force: bool = False) -
             because=str(error),
             next_step="give --peer [USER@]HOST[:PORT]",
         ) from error
+    as_head(recipe, host.host)  # refuses one for a single machine
     request = json.dumps({"python": str(python.resolve())})
     with task(f"look at {host.shown}"):
         own = decode_json(run([sys.executable, "-I", CHILD, "facts", request]).stdout, MachineFacts)

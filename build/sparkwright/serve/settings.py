@@ -48,18 +48,25 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     return msgspec.structs.replace(recipe, flags=flags, why=why)
 
 
-def require_machines(recipe: Recipe, *, peer: bool) -> None:
-    """Refuse a recipe for two machines without the other one, and one for a single machine with it.
+def as_head(recipe: Recipe, address: str) -> Recipe:
+    """Return *recipe* as the first of the machines that serve it together, at *address*.
 
     Raises:
-        ConfigError: so it is.
+        ConfigError: a recipe for two machines has no address, or one for a single machine has.
     """
-    if (recipe.nodes > 1) != peer:
+    if recipe.nodes == 1 and not address:
+        return recipe
+    if recipe.nodes == 1 or not address:
         raise ConfigError(
             f"the recipe {recipe.name} is for {recipe.nodes} machine{'s' if recipe.nodes > 1 else ''}",
-            because=f"--peer was {'' if peer else 'not '}given",
-            next_step="leave out --peer" if peer else "give --peer HOST, as ssh reaches it: it starts both",
-        )
+            because="--peer or --head was given" if address else "neither --peer nor --head was given",
+            next_step="leave out --peer and --head" if address
+            else "give --peer HOST, which starts both; without ssh between them, --head ADDRESS of this one, "
+            f"and on the other what `sparkwright recipe show {recipe.name}` prints",
+        )  # fmt: skip
+    together = {"nnodes": recipe.nodes, "node-rank": 0, "master-addr": address}
+    why = dict.fromkeys(together, "two machines serve together, and this one answers")
+    return msgspec.structs.replace(recipe, flags={**recipe.flags, **together}, why={**recipe.why, **why})
 
 
 def value_of(text: str) -> Any:

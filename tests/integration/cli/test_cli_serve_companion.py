@@ -34,7 +34,7 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.parent.mkdir()
     program.write_text(
         "#!/bin/sh\ncase $1 in *compute-apps*) ;; *=compute_cap) echo 12.1;; "
-        "*) echo 'NVIDIA GB10, 12.1, 580.95.05, [N/A], [N/A]';; esac\n"
+        "*) echo 'NVIDIA GB10, 12.1, 580.95.05, [N/A], [N/A], Enabled';; esac\n"
     )
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)

@@ -77,6 +77,8 @@ FAULTS = [
     ({}, on(driver="575.57.08"), {"driver": "refuse"}),
     ({}, on(driver="610.43.02"), {}),
     ({}, on(driver="[N/A]"), {}),
+    ({}, on(persistence="Disabled"), {"persistence": "note"}),
+    ({}, on(persistence="Enabled"), {}),
     ({}, {"host": spark(processes=BUSY)}, {"card-processes": "warn"}),
     ({"capability": "12.1"}, {"host": spark(card=H200), "engine": ANY}, {"capability": "warn"}),
     ({"capability": "12.1"}, {"host": spark(card=None), "engine": ANY}, {"card": "refuse"}),
@@ -239,10 +241,10 @@ def test_tritons_ptxas(model, tmp_path):
 
 
 def test_what_a_gb10_says_is_read():
-    card = parse_card(("NVIDIA GB10", "12.1", "580.95.05", "[N/A]", "Not Supported"))
+    card = parse_card(("NVIDIA GB10", "12.1", "580.95.05", "[N/A]", "Not Supported", "Enabled"))
     assert (card.driver, card.total, card.free) == ("580.95.05", -1, -1)
     assert HostFacts(card=card).unified
-    hopper = parse_card(("NVIDIA H200", "9.0", "580.95.05", "143771 MiB", "143000 MiB"))
+    hopper = parse_card(("NVIDIA H200", "9.0", "580.95.05", "143771 MiB", "143000 MiB", "[N/A]"))
     assert (hopper.total, hopper.free) == (143771 << 20, 143000 << 20)
     assert parse_card(()) is None
 
@@ -251,7 +253,7 @@ def test_nvidia_smi_is_asked(monkeypatch, tmp_path):
     program = tmp_path / "nvidia-smi"
     program.write_text(
         "#!/bin/sh\ncase $1 in *compute-apps*) echo '7, python, [N/A]';; "
-        "*) echo 'NVIDIA GB10, 12.1, 580.95.05, [N/A], [N/A]';; esac\n"
+        "*) echo 'NVIDIA GB10, 12.1, 580.95.05, [N/A], [N/A], Enabled';; esac\n"
     )
     program.chmod(0o755)
     monkeypatch.setattr(machine.shutil, "which", lambda *_, **__: str(program))

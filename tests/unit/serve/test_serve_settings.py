@@ -9,7 +9,7 @@ from sparkwright.base.errors import ConfigError
 from sparkwright.cli.main import main
 from sparkwright.recipes.recipe import Recipe, serve_arguments
 from sparkwright.serve.caches import cache_key
-from sparkwright.serve.settings import SET_BY_USER, read_key, require_machines, shell_key, with_settings
+from sparkwright.serve.settings import SET_BY_USER, as_head, read_key, shell_key, with_settings
 
 RECIPE = Recipe(format=1, name="r", title="R", model="m", flags={"max-num-seqs": 4, "enforce-eager": True})
 
@@ -64,11 +64,10 @@ class TestSettings:
 class TestTwoMachines:
     PAIR = Recipe(format=1, name="p", title="P", model="m", nodes=2)
 
-    @pytest.mark.parametrize(("recipe", "peer"), [(PAIR, False), (RECIPE, True)])
-    def test_a_peer_goes_with_two_machines(self, recipe: Recipe, *, peer: bool) -> None:
-        with pytest.raises(ConfigError, match="machine"):
-            require_machines(recipe, peer=peer)
-        require_machines(recipe, peer=not peer)
+    @pytest.mark.parametrize(("recipe", "address"), [(PAIR, ""), (RECIPE, "10.0.0.1")])
+    def test_an_address_goes_with_two_machines(self, recipe: Recipe, address: str) -> None:
+        with pytest.raises(ConfigError, match="--head"):
+            as_head(recipe, address)
 
 
 class TestKey:

@@ -29,7 +29,7 @@ one Spark go from 0.60 to 0.88; at 0.88 that is what is left."""
 _SMALLEST_RESERVE_GIB = 2.0
 _OLDEST_DRIVER = 580
 _OLDEST_GLIBC = (2, 34)  # of two packages of the locked runtimes; the wheel's own tag says 2.28
-_FIELDS = ("name", "compute_cap", "driver_version", "memory.total", "memory.free")
+_FIELDS = ("name", "compute_cap", "driver_version", "memory.total", "memory.free", "persistence_mode")
 _MIB = 1 << 20
 _ENVIRONMENT = 8 * GIB  # torch with CUDA's libraries, vLLM and the wheel's parts: 6 GiB and what is fetched
 _SECONDS = 20.0
@@ -49,6 +49,7 @@ class CardFacts:
     driver: str = ""
     total: int = -1
     free: int = -1
+    persistence: str = ""
 
 
 @dataclass(frozen=True)
@@ -166,8 +167,8 @@ def parse_card(fields: tuple[str, ...]) -> CardFacts | None:
     """Return the card with these fields of ``nvidia-smi``, or `None` without any."""
     if len(fields) != len(_FIELDS):
         return None
-    name, capability, driver, total, free = fields
-    return CardFacts(name, capability, driver, _mib(total), _mib(free))
+    name, capability, driver, total, free, persistence = fields
+    return CardFacts(name, capability, driver, _mib(total), _mib(free), persistence)
 
 
 def _mib(cell: str) -> int:
@@ -245,6 +246,8 @@ def _check_card(recipe: Recipe, card: CardFacts, host: HostFacts) -> Iterator[Fi
     major = re.match(r"\d+", card.driver)
     if major and int(major.group()) < _OLDEST_DRIVER:
         yield finding("driver", driver=card.driver, oldest=_OLDEST_DRIVER)
+    if card.persistence == "Disabled":
+        yield finding("persistence")
     for lacking in host.lacks:
         yield finding(lacking)
     if host.processes:
