@@ -29,7 +29,7 @@ from sparkwright.native.build import Builder
 from sparkwright.native.model import Inputs
 from sparkwright.pipeline.remote_units import compile_elsewhere
 from sparkwright.store.paths import open_store
-from sparkwright.store.remote.settings import RemoteSettings
+from sparkwright.store.remote.client import RemoteSettings
 from sparkwright.store.remote.tier import RemoteTier
 
 SUPPORT = Path(__file__).parent

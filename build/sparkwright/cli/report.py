@@ -32,8 +32,7 @@ from sparkwright.engine.offered import offered_wheel
 from sparkwright.publish.evidence import POLICY_FILE, attach_report, load_policies
 from sparkwright.publish.index import dist_folder
 from sparkwright.publish.keys import load_report_key
-from sparkwright.publish.owner_report import SignedReport, sign_report
-from sparkwright.publish.report_table import PAGE, add_reports
+from sparkwright.publish.owner_report import PAGE, SignedReport, add_reports, sign_report
 from sparkwright.recipes.recipe import load_recipe, recipes
 from sparkwright.store.disk import storing, write_atomically
 from sparkwright.verify.journal import FILE, read_journal

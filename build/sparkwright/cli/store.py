@@ -13,8 +13,8 @@ from sparkwright.base.text import human_size
 from sparkwright.cli.command import Group, Part, Result, Table
 from sparkwright.cli.session import Session, run_read_only
 from sparkwright.git.soundness import begin_again, unsoundness
+from sparkwright.store.remote.client import key_file
 from sparkwright.store.remote.entries import public_of, require_key
-from sparkwright.store.remote.settings import key_file
 from sparkwright.store.remote.tier import open_tier
 from sparkwright.store.upkeep import (
     KindTotal,

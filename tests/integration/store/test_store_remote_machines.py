@@ -14,7 +14,7 @@ from sparkwright.git.trees import FileEntry, patch_tree
 from sparkwright.native.build import Builder
 from sparkwright.native.model import Inputs
 from sparkwright.store.paths import Store, open_store
-from sparkwright.store.remote.settings import RemoteSettings
+from sparkwright.store.remote.client import RemoteSettings
 from sparkwright.store.remote.tier import RemoteTier
 
 

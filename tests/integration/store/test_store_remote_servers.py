@@ -12,8 +12,7 @@ from store_servers import nginx_store
 from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.base.errors import ToolError
 from sparkwright.store.paths import Store, open_store
-from sparkwright.store.remote.client import RemoteFailure
-from sparkwright.store.remote.settings import RemoteLimits, RemoteSettings
+from sparkwright.store.remote.client import RemoteFailure, RemoteLimits, RemoteSettings
 from sparkwright.store.remote.tier import RemoteTier
 
 KEY = digest_of("a key")

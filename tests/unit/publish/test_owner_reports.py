@@ -25,8 +25,15 @@ from sparkwright.base.errors import (
 )
 from sparkwright.publish.evidence import ChannelPolicy, attach_report, require_evidence
 from sparkwright.publish.keys import load_report_key
-from sparkwright.publish.owner_report import MOST_BYTES, SignedReport, sign_report
-from sparkwright.publish.report_table import PAGE, TABLE, _template, add_reports
+from sparkwright.publish.owner_report import (
+    MOST_BYTES,
+    PAGE,
+    TABLE,
+    SignedReport,
+    _template,
+    add_reports,
+    sign_report,
+)
 
 OWNER, OTHER = CryptoSigner.generate_ed25519(), CryptoSigner.generate_ed25519()
 KEYS = {str(OWNER.public_key.keyval["public"])}

@@ -16,8 +16,8 @@ from store_servers import HostileStore, Misbehaviour, hostile_store
 from sparkwright.base.digests import digest_of, sha256_bytes
 from sparkwright.lock.model import Artifact
 from sparkwright.store.paths import Store, open_store
+from sparkwright.store.remote.client import RemoteLimits, RemoteSettings
 from sparkwright.store.remote.entries import TRAVELLING, place_of, public_of, require_key
-from sparkwright.store.remote.settings import RemoteLimits, RemoteSettings
 from sparkwright.store.remote.tier import RemoteReport, RemoteTier
 from sparkwright.upstream.download import fetch_artifact
 from sparkwright.upstream.network import IndexSettings

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sparkwright.base.errors import ConfigError, NewerFormatError
+from sparkwright.store.remote.client import RemoteSettings, read_remote_settings
 from sparkwright.store.remote.entries import WriterKey, find_key, public_of, require_key
-from sparkwright.store.remote.settings import RemoteSettings, read_remote_settings
 from sparkwright.store.remote.tier import RemoteTier
 
 URL = "https://store.example.org/team"

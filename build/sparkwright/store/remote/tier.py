@@ -19,7 +19,13 @@ from typing import TypeVar
 
 from sparkwright.base.digests import sha256_bytes, sha256_file
 from sparkwright.base.events import emit, warn
-from sparkwright.store.remote.client import OtherContentError, RemoteClient, RemoteFailure
+from sparkwright.store.remote.client import (
+    OtherContentError,
+    RemoteClient,
+    RemoteFailure,
+    RemoteSettings,
+    read_remote_settings,
+)
 from sparkwright.store.remote.entries import (
     MOST_ENTRY_BYTES,
     NAMING_FILES,
@@ -33,7 +39,6 @@ from sparkwright.store.remote.entries import (
     public_of,
     require_key,
 )
-from sparkwright.store.remote.settings import RemoteSettings, read_remote_settings
 
 T = TypeVar("T")
 
