@@ -97,19 +97,19 @@ class SimulatedServer:
     # Generation ------------------------------------------------------------------------------------------
 
     async def _generate(self, http: web.Request, *, chat: bool) -> web.StreamResponse:
-        accepted_ns = time.perf_counter_ns()
+        now_ns = time.perf_counter_ns()
         body = await self._json(http)
         connection = arrivals_of(http.transport)
-        received_ns = connection.arrived_ns if connection is not None else accepted_ns
+        received_ns = connection.arrived_ns if connection is not None else now_ns
         params = parse_params(body, self._settings, chat=chat, named=http.headers.get("X-Request-Id", ""))
         self._requests += 1
-        generation = Generation(self._driver, params, self._requests, received_ns, accepted_ns)
+        generation = Generation(self._driver, params, self._requests, received_ns)
         refused = self._refuse(generation)
         self._compile()
         try:
             return refused or await generation.serve(http)
         finally:
-            self._truth.write(generation.finish_trace())
+            self._truth.write(generation.trace)
 
     def _compile(self) -> None:
         """Start the program of a fault that stands in for a compiler, if one applies."""
@@ -120,14 +120,12 @@ class SimulatedServer:
 
     def _refuse(self, generation: Generation) -> web.Response | None:
         """Return the response of a fault that replaces generation, if one applies."""
-        faults, trace = self._settings.faults, generation.trace
-        if faults.hits("status", trace.number):
-            trace.fault = "status"
+        faults, number = self._settings.faults, generation.trace.number
+        if faults.hits("status", number):
             status = int(faults.value("status", "code") or 0)
             error = ApiError(status, "InternalServerError", "the simulated server refuses this request")
             return web.json_response(error.body(), status=status)
-        if faults.hits("html", trace.number):
-            trace.fault = "html"
+        if faults.hits("html", number):
             return web.Response(text=_PAGE, content_type="text/html")
         return None
 

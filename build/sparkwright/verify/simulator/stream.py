@@ -36,7 +36,7 @@ class RequestTrace:
         first_token_written_ns: just before its first token's bytes were given to the kernel; 0 if never.
         last_token_written_ns: the same of its last token.
         number: from 1, in the order of arrival.
-        accepted_ns: time at which the simulator began to handle it.
+        chunks: events with tokens.
     """
 
     id: str
@@ -45,15 +45,7 @@ class RequestTrace:
     last_token_written_ns: int = 0
     tokens: int = 0
     number: int = 0
-    head: str = ""
-    accepted_ns: int = 0
     chunks: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    drafts: int = 0
-    accepted: int = 0
-    finish: str = ""
-    fault: str = ""
 
     @property
     def ttft_ms(self) -> float:
@@ -108,8 +100,6 @@ class EventStream:
         self._line = b"\r\n" if "crlf" in faults else b"\n"
         self._waiting: list[tuple[bytes, int]] = []
         self._cut = next((name for name in CUTS if faults.hits(name, trace.number)), "")
-        if self._cut:
-            trace.fault = self._cut
 
     async def event(self, payload: dict[str, Any], *, tokens: int = 0) -> None:
         """Send one event, with so many generated tokens in it.
@@ -185,7 +175,6 @@ class EventStream:
         self._transport.abort()
 
 
-_HEAD: Final = 80
 _STREAM: Final = {"Content-Type": "text/event-stream; charset=utf-8"}
 _FIELDS: Final = {
     "reasoning-only": "reasoning",
@@ -198,19 +187,11 @@ _FIELDS: Final = {
 class Generation:
     """The serving of one request."""
 
-    def __init__(
-        self, driver: Driver, params: RequestParams, number: int, received_ns: int, accepted_ns: int
-    ) -> None:
+    def __init__(self, driver: Driver, params: RequestParams, number: int, received_ns: int) -> None:
         self._driver, self._params, self._settings = driver, params, driver.settings
         self.request = make_request(params, driver.settings, number)
         faults = driver.settings.faults
-        self.trace = RequestTrace(
-            id=self.request.name,
-            number=number,
-            head=params.text[:_HEAD],
-            received_ns=received_ns,
-            accepted_ns=accepted_ns,
-        )
+        self.trace = RequestTrace(id=self.request.name, number=number, received_ns=received_ns)
         silent = faults.hits("no-usage", number)
         self._usage = params.usage and not silent
         self._more = (
@@ -239,15 +220,6 @@ class Generation:
         finally:
             self._driver.cancel(self.request)
 
-    def finish_trace(self) -> RequestTrace:
-        """Return the request's trace, completed at its end."""
-        request, trace = self.request, self.trace
-        trace.prompt_tokens = request.prompt_tokens
-        trace.cached_tokens = max(0, request.cached)
-        trace.drafts, trace.accepted = len(request.steps), sum(request.steps)
-        trace.finish = request.finish
-        return trace
-
     # One body --------------------------------------------------------------------------------------------
 
     async def _whole(self, queue: asyncio.Queue[StreamDelta | None]) -> web.Response:
@@ -273,7 +245,6 @@ class Generation:
         stream = EventStream(response, http.transport, self._settings.faults, self.trace)
         try:
             if self._settings.faults.hits("hang", self.request.number):
-                self.trace.fault = "hang"
                 await asyncio.Event().wait()  # until the client gives up
             await self._events(stream, queue)
             await stream.done()
