@@ -6,7 +6,6 @@ import itertools
 import math
 import random
 import re
-from bisect import bisect_right
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
@@ -30,11 +29,9 @@ from sparkwright.engine.observations import (
 from sparkwright.verify.check import Context, Profile
 from sparkwright.verify.checks.capacity import (
     FACTOR,
-    MOMENTS,
     capacity_check,
     grows,
     lateness_s,
-    rises,
     step_of,
 )
 from sparkwright.verify.corpus import load_corpus
@@ -53,7 +50,6 @@ from sparkwright.verify.rate_search import (
     parse_slo,
     times_of,
 )
-from sparkwright.verify.statistics import percentile
 
 
 @dataclass(frozen=True)
@@ -86,34 +82,6 @@ class Queue:
             low, high = (middle, high) if self.late_share(middle, limit_s) < 1 - share else (low, middle)
         return low
 
-    def step(self, step: NextStep, seed: str, limit_s: float) -> Step:
-        """Return what `step_of` makes of `observe`, without an observation: ten times as fast."""
-        service, number = random.Random(f"service {seed}"), random.Random(seed).randrange(1 << 30)
-        free, dues, ends = [0.0] * self.places, [], []
-        total, first = step.warm_up + step.requests, step.warm_up
-        for due in itertools.islice(arrivals(step.rate, number), total):
-            begin = max(due, heapq.heappop(free))
-            ends.append(begin + self.first_s + service.expovariate(1 / self.service_s))
-            heapq.heappush(free, ends[-1])
-            dues.append((due, begin + self.first_s - due))
-        begin, span = dues[first][0], dues[-1][0] - dues[first][0]
-        arrived, left = [due for due, _ in dues], sorted(ends)
-        shares = [(place + 0.5) / MOMENTS for place in range(MOMENTS)]
-        running = [
-            float(bisect_right(arrived, begin + span * share) - bisect_right(left, begin + span * share))
-            for share in shares
-        ]
-        return Step(
-            rate=step.rate,
-            requests=step.requests,
-            good=sum(waited <= limit_s for _, waited in dues[first:]),
-            duration_s=percentile(
-                [end - due for end, (due, _) in zip(ends[first:], dues[first:], strict=True)], 50
-            ),
-            grows=rises(shares, running),
-            factor=step.factor,
-        )
-
     def observe(self, step: NextStep, seed: str, late_s: float = 0.0) -> Observation:
         """Return what a client sees of *step*, if it sends each request *late_s* after it was due."""
         service, number = random.Random(f"service {seed}"), random.Random(seed).randrange(1 << 30)
@@ -141,13 +109,8 @@ class Queue:
 def search(queue: Queue, slo: Slo, plan: SearchPlan, seed: int) -> tuple[Capacity, list[Step]]:
     """Return the answer of a search on *queue*, and its steps."""
     steps: list[Step] = []
-    waits = slo.limits.keys() == {"ttft"}
     while isinstance(following := decide(steps, plan), NextStep):
-        name = f"{seed} {len(steps)}"
-        if waits:
-            steps.append(queue.step(following, name, slo.limits["ttft"]))
-        else:
-            steps.append(step_of(queue.observe(following, name), slo, 1.0))
+        steps.append(step_of(queue.observe(following, f"{seed} {len(steps)}"), slo, 1.0))
     return following, steps
 
 
@@ -189,18 +152,6 @@ def test_a_short_step_that_was_luck_is_searched_around_again(long, low, high) ->
         known.append(Step(rate, 1600, 1600 * held, factor=LONGER))
     asked = decide(known, PLAN)
     assert (asked.rate, asked.factor) == (math.sqrt(low * high), 1)
-
-
-@pytest.mark.parametrize("share", [0.8, 0.9, 0.95, 1.05])
-@pytest.mark.parametrize("queue", [SMALL, LARGE])
-def test_the_arithmetic_of_a_step_is_that_of_its_observation(queue: Queue, share: float) -> None:
-    following = NextStep(share * queue.capacity(2.0, 0.95), 300, 40, 2)
-    seen = step_of(queue.observe(following, "s"), WAIT, 1.0)
-    told = queue.step(following, "s", 2.0)
-    assert told.duration_s == pytest.approx(seen.duration_s, abs=1e-6)
-    assert dataclasses.replace(told, duration_s=0.0) == dataclasses.replace(
-        seen, duration_s=0.0, factor=told.factor
-    )
 
 
 def test_a_server_that_never_or_always_keeps_the_objective_is_said_with_the_last_rate() -> None:

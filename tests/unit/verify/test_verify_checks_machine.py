@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from verify_kit import SEEDS, Server, by_name, changed, context, costly, profile, run
+from verify_kit import SEEDS, Server, by_name, context, costly, profile, run
 
 from sparkwright.engine.cell import Cell, Load
 from sparkwright.engine.findings import Verdict
@@ -63,17 +63,6 @@ def test_a_disturbed_machine_is_told(host: tuple[HostSample, ...], says: str) ->
 )
 def test_a_healthy_machine_is_not(host: tuple[HostSample, ...]) -> None:
     assert disturbances(seen(*host)) == ()
-
-
-def test_cells_of_a_disturbed_machine_are_not_compared() -> None:
-    there = context(profile(boots=3, most_boots=3, max_tokens=200, comparison_requests=24))
-    servers = {(arm, boot): Server(seed=boot) for arm in ("main", "baseline") for boot in range(3)}
-    observations = [servers[cell.arm, cell.boot].measure(cell) for cell in ALL["compare"].cells(there)]
-    assert ALL["compare"].judge(there, observations)[0].verdict is Verdict.PASS
-    hot = changed(observations, 0, host=HOT)
-    speed, *_ = ALL["compare"].judge(there, hot)
-    assert speed.verdict is Verdict.INCONCLUSIVE
-    assert "not compared: in c=1 clocks were lowered" in speed.cause
 
 
 def test_runs_of_a_disturbed_machine_are_not_compared() -> None:

@@ -15,7 +15,6 @@ from sparkwright.engine.client.payload import messages_of
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.datasets import read_prompts, read_same
 from sparkwright.verify.options import VerifyOptions
-from sparkwright.verify.plan import plan_of
 
 TALK = [{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello."}]
 
@@ -106,11 +105,6 @@ def test_a_sweep_of_the_corpus_is_what_it_was() -> None:
         "1244276c208c3f2f",
         "50c79759226d5c59",
     ]
-
-
-def test_prompts_that_are_missing_are_refused() -> None:
-    with pytest.raises(ConfigError, match="no such file"):
-        plan_of(VerifyOptions(simulator=True, prompts="own.jsonl"))
 
 
 def test_options_are_recorded_with_the_run() -> None:

@@ -229,12 +229,6 @@ def test_what_is_asked_may_drift_without_the_server_being_blamed(seed):
     assert verdicts(found) == {}
 
 
-def test_an_accelerated_clock_changes_nothing():
-    assert verdicts(soak(Lived(3, speed=60.0))) == {}
-    found = soak(Lived(3, speed=60.0, factor=step(900)))
-    assert found[HOLDS].verdict is Verdict.FAIL
-
-
 # Decays --------------------------------------------------------------------------------------------------
 
 
