@@ -106,24 +106,11 @@ def run_jobs(
 
 
 @dataclass
-class _Work:
-    """A unit that is not compiled yet."""
-
-    job: CompileJob
-    expected: Cost
-    alone: bool = False
-    attempts: int = 0
-
-    @property
-    def waiting(self) -> Waiting:
-        return Waiting(self.job.name, self.expected, self.alone)
-
-
-@dataclass
 class _Compiler:
     """A running unit."""
 
-    work: _Work
+    job: CompileJob
+    unit: Waiting
     process: Running
     resident_mib: int = 0
     peak_mib: int = 0
@@ -134,8 +121,8 @@ class _Compiler:
 
     @property
     def active(self) -> Active:
-        work = self.work
-        return Active(work.job.name, work.expected, self.elapsed, self.resident_mib, work.alone)
+        unit = self.unit
+        return Active(unit.name, unit.expected, self.elapsed, self.resident_mib, unit.alone)
 
 
 @dataclass
@@ -148,7 +135,9 @@ class _Build:
     nice: int
     patience_s: float
     settle_s: float
-    waiting: dict[str, _Work] = field(default_factory=dict)
+    jobs: dict[str, CompileJob] = field(default_factory=dict)
+    waiting: dict[str, Waiting] = field(default_factory=dict)
+    attempts: Counter[str] = field(default_factory=Counter)
     running: dict[str, _Compiler] = field(default_factory=dict)
     finished: list[Finished] = field(default_factory=list)
     failures: list[CompileFailure] = field(default_factory=list)
@@ -164,7 +153,8 @@ class _Build:
 
     def run(self, jobs: Sequence[CompileJob]) -> None:
         started = time.monotonic()
-        self.waiting = {job.name: _Work(job, job.expected) for job in jobs}
+        self.jobs = {job.name: job for job in jobs}
+        self.waiting = {job.name: Waiting(job.name, job.expected) for job in jobs}
         self.cap = self.limits.jobs
         with task("compile", total=len(jobs), unit="units") as shown:
             try:
@@ -202,8 +192,8 @@ class _Build:
         """Handle every compiler that has ended; return whether any had."""
         ended = [(one, how) for one in self.running.values() if (how := one.process.poll()) is not None]
         for compiler, how in ended:
-            del self.running[compiler.work.job.name]
-            job = compiler.work.job
+            job = compiler.job
+            del self.running[job.name]
             if (found := diagnose(how.status, job.log, job.output)) is not None:
                 self._failed(compiler, found)
             else:
@@ -212,38 +202,34 @@ class _Build:
         return bool(ended)
 
     def _done(self, compiler: _Compiler, how: Ended) -> None:
-        work = compiler.work
+        job, attempts = compiler.job, self.attempts[compiler.job.name]
         # Samples miss peaks between them, and the kernel's own count is of one process.
         cost = Cost(seconds=how.cpu_seconds, mib=max(compiler.peak_mib, how.peak_mib))
-        finished = Finished(work.job, cost, how.seconds, work.attempts)
-        with storing(f"keeping the object of {work.job.name}"):
+        finished = Finished(job, cost, how.seconds, attempts)
+        with storing(f"keeping the object of {job.name}"):
             self.on_done(finished)
         self.finished.append(finished)
         self.cap = min(self.limits.jobs, self.cap + 1)
         emit(
             "compile.finished",
-            unit=work.job.name,
+            unit=job.name,
             seconds=round(how.seconds, 3),
             cpu_seconds=round(cost.seconds, 3),
             mib=cost.mib,
-            expected_seconds=round(work.job.expected.seconds, 3),
-            expected_mib=work.job.expected.mib,
-            attempts=work.attempts,
+            expected_seconds=round(job.expected.seconds, 3),
+            expected_mib=job.expected.mib,
+            attempts=attempts,
         )
 
     def _failed(self, compiler: _Compiler, found: Diagnosis) -> None:
-        work = compiler.work
-        work.job.output.unlink(missing_ok=True)
-        if found.cause == "memory" and not work.alone:
-            warn(
-                f"{work.job.name} ran out of memory: {found.detail}; "
-                "it will be tried once more with nothing beside it"
-            )
-            self.retried.append(work.job.name)
-            work.alone = True
-            self.waiting[work.job.name] = work
+        job = compiler.job
+        job.output.unlink(missing_ok=True)
+        if found.cause == "memory" and not compiler.unit.alone:
+            warn(f"{job.name} ran out of memory: {found.detail}; it will be tried once more alone")
+            self.retried.append(job.name)
+            self.waiting[job.name] = replace(compiler.unit, alone=True)
             return
-        self._give_up(CompileFailure(work.job.name, work.job.log, found, compiler.peak_mib))
+        self._give_up(CompileFailure(job.name, job.log, found, compiler.peak_mib))
 
     def _give_up(self, failure: CompileFailure) -> None:
         self.failures.append(failure)
@@ -251,9 +237,9 @@ class _Build:
         emit("compile.failed", unit=failure.unit, log=str(failure.log), because=failure.detail)
 
     def _kill(self, compiler: _Compiler) -> None:
-        self.running.pop(compiler.work.job.name, None)
+        self.running.pop(compiler.job.name, None)
         compiler.process.kill()
-        compiler.work.job.output.unlink(missing_ok=True)
+        compiler.job.output.unlink(missing_ok=True)
 
     def _measure(self) -> None:
         used = resident_mib([one.process.pid for one in self.running.values()])
@@ -269,7 +255,7 @@ class _Build:
         now = self.machine()
         while not self.ending:
             self.decision = decide(
-                [work.waiting for work in self.waiting.values()],
+                list(self.waiting.values()),
                 [compiler.active for compiler in self.running.values()],
                 now,
                 replace(self.limits, jobs=self.cap),
@@ -282,13 +268,13 @@ class _Build:
             self._stop(self.running[self.decision.stop], now)
         self._wait_for_memory(now)
 
-    def _start(self, work: _Work) -> None:
-        job = work.job
+    def _start(self, unit: Waiting) -> None:
+        job = self.jobs[unit.name]
         with storing(f"starting the compiler for {job.name}"):
             for path in (job.output, job.log):
                 path.parent.mkdir(parents=True, exist_ok=True)
             job.output.unlink(missing_ok=True)  # an older one is no proof of success
-            work.attempts += 1
+            self.attempts[job.name] += 1
             try:
                 process = start(
                     job.argv,
@@ -301,28 +287,34 @@ class _Build:
             except ToolError as error:
                 self._give_up(CompileFailure(job.name, job.log, error=error))
                 return
-        self.running[job.name] = _Compiler(work, process)
+        self.running[job.name] = _Compiler(job, unit, process)
         self.most_jobs = max(self.most_jobs, len(self.running))
-        emit("compile.started", unit=job.name, log=str(job.log), pid=process.pid, attempt=work.attempts)
+        emit(
+            "compile.started",
+            unit=job.name,
+            log=str(job.log),
+            pid=process.pid,
+            attempt=self.attempts[job.name],
+        )
 
     def _stop(self, compiler: _Compiler, now: MachineSnapshot) -> None:
         """Stop a unit whose memory others need; it is restarted later, with fewer beside it."""
-        work = compiler.work
+        unit = compiler.unit
         self._kill(compiler)
-        work.expected = Cost(seconds=work.expected.seconds, mib=max(work.expected.mib, compiler.peak_mib))
-        self.waiting[work.job.name] = work
-        self.stopped.append(work.job.name)
+        expected = Cost(seconds=unit.expected.seconds, mib=max(unit.expected.mib, compiler.peak_mib))
+        self.waiting[unit.name] = replace(unit, expected=expected)
+        self.stopped.append(unit.name)
         self.stopped_at = time.monotonic()
         self.cap = max(1, len(self.running))
         pressure = now.pressure or Pressure()
-        warn(f"{work.job.name} was stopped and will be done again: memory pressure is high ({pressure})")
+        warn(f"{unit.name} was stopped and will be done again: memory pressure is high ({pressure})")
 
     def _wait_for_memory(self, now: MachineSnapshot) -> None:
         """Wait for other processes to free memory while no unit fits."""
         if self.running or self.ending or self.decision.hold != "memory":
             self.starved_at = None
             return
-        first = in_order(work.waiting for work in self.waiting.values())[0]
+        first = in_order(self.waiting.values())[0]
         if self.starved_at is None:
             self.starved_at = time.monotonic()
             warn(f"nothing can be compiled for now: {self.decision.reason}")
@@ -334,7 +326,7 @@ class _Build:
     def _progress(self) -> dict[str, object]:
         """Return the fields of a progress display."""
         active = [compiler.active for compiler in self.running.values()]
-        waiting = [] if self.ending else [work.waiting for work in self.waiting.values()]
+        waiting = [] if self.ending else list(self.waiting.values())
         held = self.decision.hold in {"memory", "pressure"}
         jobs = max(1, len(active)) if held else self.cap
         overdue = [one for one in active if one.elapsed > one.expected.seconds]

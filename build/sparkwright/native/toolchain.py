@@ -72,16 +72,20 @@ class _Recipe:
         return {name: package for name, package in table.items() if name != "torch" or not self.torchless}
 
     @property
+    def packages(self) -> dict[str, Package]:
+        """All packages that are needed, by the lock's names."""
+        return {**self.programs, **self.libraries}
+
+    @property
     def key(self) -> str:
         """Digest of all parts by content or version, without paths."""
-        packages = {**self.programs, **self.libraries}
         return digest_of(
             {
                 "rules": _RULES,
                 "target": self.target.machine,
                 "packages": {
                     name: [package.sha256, sorted(package.folders)]
-                    for name, package in packages.items()
+                    for name, package in self.packages.items()
                     if name not in _NOT_DECIDING
                 },
                 # Nothing installed is taken; with these, objects that were compiled before are found.
@@ -98,7 +102,7 @@ class _Recipe:
     @property
     def parts(self) -> dict[str, str]:
         """Name and version of each part, for people."""
-        parts = {name: package.version for name, package in {**self.programs, **self.libraries}.items()}
+        parts = {name: package.version for name, package in self.packages.items()}
         return parts | self.compiler.banners | {"python": self.headers.version}
 
 
@@ -113,10 +117,10 @@ def prepare_toolchain(lock: Lock, target: Target, access: Access, *, torchless: 
             g++ that nvcc takes, whichever vLLM's own sources want.
     """
     recipe = _recipe(lock, target, torchless=torchless)
-    wanted = {**recipe.programs, **recipe.libraries}
-    with task(f"toolchain for {target.machine}", total=len(wanted), unit="packages") as progress:
+    packages = recipe.packages
+    with task(f"toolchain for {target.machine}", total=len(packages), unit="packages") as progress:
         folders = {}
-        for name, package in wanted.items():
+        for name, package in packages.items():
             folders[name] = unpack_package(access, package)
             progress.advance()
         return _toolchain(recipe, folders, _made(access.store, recipe, folders))
@@ -128,11 +132,10 @@ def find_toolchain(lock: Lock, target: Target, access: Access) -> Toolchain | No
         recipe = _recipe(lock, target)
     except ToolError:
         return None
-    wanted = {**recipe.programs, **recipe.libraries}
-    found = {name: find_package(access.store, package) for name, package in wanted.items()}
+    found = {name: find_package(access.store, package) for name, package in recipe.packages.items()}
     folders = {name: folder for name, folder in found.items() if folder is not None}
     place = _place(access.store, recipe)
-    if len(folders) < len(wanted) or not access.store.claim(place):
+    if len(folders) < len(found) or not access.store.claim(place):
         return None
     return _toolchain(recipe, folders, place)
 
@@ -203,7 +206,7 @@ def _toolchain(recipe: _Recipe, folders: Mapping[str, Path], place: Path) -> Too
         parts=recipe.parts,
         headers=recipe.compiler.headers,
         packages={
-            one.filename: one.sha256 for one in [*recipe.programs.values(), *recipe.libraries.values()]
+            one.filename: one.sha256 for one in (*recipe.programs.values(), *recipe.libraries.values())
         },
     )
 
