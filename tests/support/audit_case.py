@@ -1,11 +1,14 @@
 """A healthy wheel with upstream's kernels, what it is held against, and ways to spoil its members."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import wheelkit
 
+from sparkwright.base.digests import to_json
 from sparkwright.lock.model import Artifact, Lock, Release
 from sparkwright.wheel.assemble import AssemblyPlan, assemble
 from sparkwright.wheel.audit import audit
@@ -78,6 +81,18 @@ def failed(wheel: Path, expectation: Expectation) -> set[str]:
 def put(name: str, content: bytes) -> Callable[[Files], object]:
     """Return a change that gives the member *name* that *content*."""
     return lambda files: files.update({name: content})
+
+
+def edit(file: str, change: Callable[[Any], object]) -> Callable[[Files], object]:
+    """Return a change of the JSON in a *file* of the record."""
+
+    def spoil(files: Files) -> None:
+        name = f"{INFO}/sparkwright/{file}"
+        value = json.loads(files[name])
+        change(value)
+        files[name] = to_json(value)
+
+    return spoil
 
 
 def swap(name: str, old: bytes, new: bytes) -> Callable[[Files], object]:

@@ -7,14 +7,14 @@ import re
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 import wheelkit
-from audit_case import BIG, CHANGES, INFO, OURS, Case, Files, failed, make_case, put, swap, verdicts
+from audit_case import BIG, CHANGES, INFO, OURS, Case, Files, edit, failed, make_case, put, swap, verdicts
 
-from sparkwright.base.digests import to_json
 from sparkwright.base.errors import AuditError
 from sparkwright.native.model import Extension
 from sparkwright.wheel.assemble import BinarySource, assemble
@@ -63,14 +63,7 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-def _providers(change: Callable[[list[dict[str, object]]], object]) -> Callable[[Files], object]:
-    def spoil(files: Files) -> None:
-        name = f"{INFO}/sparkwright/providers.json"
-        entries = json.loads(files[name])
-        change(entries)
-        files[name] = to_json(entries)
-
-    return spoil
+_providers = partial(edit, "providers.json")
 
 
 CONFLICT = b'"""\n<<<<<<< ours\na\n=======\nb\n>>>>>>> theirs\n"""\n'

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 import wheelkit
-from audit_case import INFO, RECORD_OF_OURS, Case, Files, failed, make_case, put, swap
+from audit_case import INFO, RECORD_OF_OURS, Case, Files, edit, failed, make_case, put, swap
 
-from sparkwright.base.digests import to_json
 from sparkwright.wheel.audit import audit
 from sparkwright.wheel.binaries import Expectation
 
@@ -47,18 +46,8 @@ def test_a_strange_file_in_the_metadata_folder_is_named(case: Case, name: str, t
         assert failed(spoilt, alone) == {PROVENANCE}, "no merge is needed to see that"
 
 
-def _edit(file: str, change: Callable[[Any], object]) -> Callable[[Files], object]:
-    def spoil(files: Files) -> None:
-        name = f"{INFO}/sparkwright/{file}"
-        value = json.loads(files[name])
-        change(value)
-        files[name] = to_json(value)
-
-    return spoil
-
-
 def _carry(number: int, **fields: Any) -> Callable[[Files], object]:
-    return _edit("carries.json", lambda value: value["carries"][number].update(fields))
+    return edit("carries.json", lambda value: value["carries"][number].update(fields))
 
 
 PROOF = {"key": "k1", "verdict": "proved"}
@@ -76,25 +65,25 @@ STATEMENTS: dict[str, tuple[Callable[[Files], object], str]] = {
         _carry(2, unproved="allowed by the builder"), "carries.json: carries.old.unproved",
     ),
     "another word for unproved": (_carry(1, unproved="because"), "carries.json: carries.align.unproved"),
-    "a carry less": (_edit("carries.json", lambda value: value["carries"].pop()), "carries.json: carries"),
+    "a carry less": (edit("carries.json", lambda value: value["carries"].pop()), "carries.json: carries"),
     "carries that are emptied": (
         put(f"{INFO}/sparkwright/carries.json", b"{}"), "carries.json: carries",
     ),
     "carries that are no list": (
-        _edit("carries.json", lambda value: value.update(carries={})), "carries.json: carries",
+        edit("carries.json", lambda value: value.update(carries={})), "carries.json: carries",
     ),
     "a carry that is a number": (
-        _edit("carries.json", lambda value: value["carries"].__setitem__(0, 1)),
+        edit("carries.json", lambda value: value["carries"].__setitem__(0, 1)),
         "carries.json: carries.clamp",
     ),
     "no carries": (lambda files: files.pop(f"{INFO}/sparkwright/carries.json"), "carries.json is missing"),
     "another commit": (
-        _edit("point.json", lambda value: value["merge"].update(commit="bad")), "point.json: merge.commit",
+        edit("point.json", lambda value: value["merge"].update(commit="bad")), "point.json: merge.commit",
     ),
     "another maker": (
-        _edit("point.json", lambda value: value.update({"made-by": "me"})), "point.json: made-by",
+        edit("point.json", lambda value: value.update({"made-by": "me"})), "point.json: made-by",
     ),
-    "true for one": (_edit("point.json", lambda value: value.update(format=True)), "point.json: format"),
+    "true for one": (edit("point.json", lambda value: value.update(format=True)), "point.json: format"),
     "a key twice": (
         swap(f"{INFO}/sparkwright/point.json", b'{"format":1', b'{"format":2,"format":1'), "point.json: ",
     ),
@@ -122,7 +111,7 @@ def test_what_the_builder_decides_may_differ(case: Case, tmp_path: Path) -> None
 
     def both(files: Files) -> None:
         _carry(1, **allowed)(files)
-        _edit(
+        edit(
             "carries.json",
             lambda value: (value["carries"][0].pop("proof"), value["carries"][0].update(allowed)),
         )(files)
@@ -144,7 +133,7 @@ def _proved_elsewhere(files: Files) -> None:
         del value["carries"][1]["unproved"]
         value["carries"][1]["proof"] = PROOF
 
-    _edit("carries.json", change)(files)
+    edit("carries.json", change)(files)
 
 
 def test_a_proof_that_is_unknown_here_has_no_environment_either(case: Case, tmp_path: Path) -> None:

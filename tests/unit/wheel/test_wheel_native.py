@@ -4,16 +4,17 @@ import hashlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import elfkit
 import pytest
 import wheelkit
+from audit_case import edit
 from msgspec.structs import replace as changed
 from native_case import FA3, HERE, IMAGES, INFO, RS, SPIN, C, Case, extension, failed, make_case, record_of
 
-from sparkwright.base.digests import to_json
 from sparkwright.lock.model import Binary
 from sparkwright.native.device_code import Tally
 from sparkwright.native.elf import honest_platform, read_elf
@@ -82,15 +83,23 @@ def test_binaries_that_are_not_in_the_store_are_unverified(case: Case) -> None:
     assert (check.name, SPIN in check.detail, C in check.detail) == (IDENTICAL, True, False)
 
 
+def provide(files: Files, member: str, data: bytes) -> None:
+    """State *data* as what the provider of *member* gave."""
+    given = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+    def change(entries: list[dict[str, Any]]) -> None:
+        next(one for one in entries if one["member"] == member).update(given)
+
+    edit("providers.json", change)(files)
+
+
 def test_changed_code_that_is_called_compiled_is_found(case: Case, tmp_path: Path) -> None:
     def change(files: Files) -> None:
         data = bytearray(files[SPIN])
         at = data.index(b".shstrtab")  # nothing loads it: no other check can see that
         data[at : at + 8] = b".SHSTRTA"
         files[SPIN] = bytes(data)
-        providers = json.loads(files[f"{INFO}/sparkwright/providers.json"])
-        next(one for one in providers if one["member"] == SPIN)["sha256"] = hashlib.sha256(data).hexdigest()
-        files[f"{INFO}/sparkwright/providers.json"] = to_json(providers)
+        provide(files, SPIN, data)
 
     spoilt = wheelkit.spoil(case.wheel, tmp_path, change)
     found = failed(spoilt, known(case))
@@ -241,10 +250,7 @@ def test_a_damaged_binary(case: Case, tmp_path: Path) -> None:
 
     def cut(files: Files) -> None:
         files[C] = whole[: len(whole) // 2]
-        entries = json.loads(files[f"{INFO}/sparkwright/providers.json"])
-        entry = next(one for one in entries if one["member"] == C)
-        entry |= {"size": len(files[C]), "sha256": hashlib.sha256(files[C]).hexdigest()}
-        files[f"{INFO}/sparkwright/providers.json"] = to_json(entries)
+        provide(files, C, files[C])
 
     found = failed(wheelkit.spoil(wheel, tmp_path / "spoilt", cut), case.expectation)
     assert set(found) == {"binaries-machine", "kernels-native", BILL}
@@ -277,14 +283,7 @@ def test_a_tag_that_promises_too_little_or_too_much(case: Case, tmp_path: Path) 
     assert f"{C} needs GLIBC_" in found["glibc-floor"]
 
 
-def _kernels(change: Callable[[dict[str, Any]], object]) -> Callable[[Files], object]:
-    def spoil(files: Files) -> None:
-        name = f"{INFO}/sparkwright/{KERNELS}"
-        value = json.loads(files[name])
-        change(value)
-        files[name] = json.dumps(value).encode()
-
-    return spoil
+_kernels = partial(edit, KERNELS)
 
 
 def _left(**fields: Any) -> Callable[[Files], object]:
