@@ -214,8 +214,7 @@ def time_left(waiting: Iterable[Waiting], running: Iterable[Active], jobs: int, 
 # in the machine's own store: seconds on another machine mean something else.
 
 _KIND = "unit-cost"
-_NEW = 0.4
-"""Weight of the newest build in the mean."""
+
 
 # For a unit without measurements of it or of similar ones: by size of its source, from the times of nvcc
 # and g++ for the units of vLLM 0.24.0. Only the order and a first guess depend on it.
@@ -247,23 +246,13 @@ class UnitCosts:
     host: str = field(default_factory=platform.machine)
 
     def learned(self, name: str) -> Cost | None:
-        """Return the cost of the unit *name* in earlier builds here; `None` if it was never compiled."""
+        """Return the cost of the unit *name* in its last build here; `None` if it was never compiled."""
         record = self.store.find_record_as(_Learned, _KIND, self._key(name))
         return record.cost if record and record.cost.seconds >= 0 and record.cost.mib >= 0 else None
 
     def learn(self, name: str, cost: Cost) -> None:
-        """Record that the unit called *name* just took *cost*.
-
-        Seconds become the exponentially weighted mean of all builds. So does memory, but it rises at once:
-        to expect too little may cost the build, to expect too much costs time.
-        """
-        mean = cost
-        if (before := self.learned(name)) is not None:
-            mean = Cost(
-                seconds=before.seconds + _NEW * (cost.seconds - before.seconds),
-                mib=max(cost.mib, round(before.mib + _NEW * (cost.mib - before.mib))),
-            )
-        self.store.put_record(_KIND, self._key(name), to_builtins(_Learned(unit=name, cost=mean)))
+        """Record that the unit called *name* just took *cost*, which its next build is expected to take."""
+        self.store.put_record(_KIND, self._key(name), to_builtins(_Learned(unit=name, cost=cost)))
 
     def expected(self, units: Iterable[Unit], sizes: Mapping[str, int]) -> dict[str, Cost]:
         """Return the expected cost of each of *units*, by unit name.

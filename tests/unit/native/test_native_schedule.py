@@ -220,14 +220,8 @@ def test_what_was_learned_comes_first_and_is_kept(costs: UnitCosts, store: Store
     again = UnitCosts(store, SPARK, costs.seeds, host="x86_64")
     assert again.learned("_C/moe/a.cu") == cost(12.5, 700)
     assert expect(again, "moe/a.cu") == [cost(12.5, 700)]
-
-
-def test_later_builds_move_the_mean_and_memory_rises_at_once(costs: UnitCosts) -> None:
-    costs.learn("u", cost(100, 1000))
-    costs.learn("u", cost(200, 2000))
-    assert costs.learned("u") == cost(140, 2000)
-    costs.learn("u", cost(140, 1000))
-    assert costs.learned("u") == cost(140, 1600)
+    again.learn("_C/moe/a.cu", cost(20, 600))
+    assert costs.learned("_C/moe/a.cu") == cost(20, 600)
 
 
 @pytest.mark.parametrize(
