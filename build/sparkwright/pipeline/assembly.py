@@ -21,7 +21,7 @@ from sparkwright.pipeline.proofs import wants_proof
 from sparkwright.pipeline.record import expectation, version_of, wheel_record
 from sparkwright.pipeline.state import Binaries, BuildState, FoundWheel, Step, require
 from sparkwright.wheel.assemble import AssemblyPlan, BinarySource, assemble
-from sparkwright.wheel.kernels import SlimPlan, kernels_record
+from sparkwright.wheel.kernels import LeftOut, kernels_record
 from sparkwright.wheel.source import StockWheel, open_source
 
 # Part of the key: raised when the choice below changes for the same inputs.
@@ -70,8 +70,8 @@ def _choose(job: Job, state: BuildState) -> Binaries:
     }
     with open_source(job.stock_file) as upstream:
         inspected = _inspect(job, upstream, {member: one.sha256 for member, one in compiled.items()})
-        slim = _slim(job, state, upstream, inspected)
-        left_out = {one.member: one.because for one in slim.left_out}
+        useless = _unneeded(job, state, upstream, inspected)
+        left_out = {one.member: one.because for one in useless}
         stock = {
             member: state.stock_extensions.get(members.get(member, ""), _NOT_OURS)
             for member in inspected
@@ -86,7 +86,7 @@ def _choose(job: Job, state: BuildState) -> Binaries:
         compiled=compiled,
         attested={member: state.attested.get(name, "") for member, name in members.items()},
         upstream=stock,
-        left_out=slim.left_out,
+        left_out=useless,
         packages=toolchain.packages,
     )
     return Binaries(record=record, platform=platform, left_out=left_out, upstream=stock)
@@ -111,14 +111,16 @@ def _inspect(job: Job, upstream: StockWheel, compiled: Mapping[str, str]) -> dic
     return found
 
 
-def _slim(job: Job, state: BuildState, upstream: StockWheel, inspected: Mapping[str, Inspection]) -> SlimPlan:
+def _unneeded(
+    job: Job, state: BuildState, upstream: StockWheel, inspected: Mapping[str, Inspection]
+) -> tuple[LeftOut, ...]:
     from sparkwright.native.device_code import classify
-    from sparkwright.wheel.kernels import plan_slim, python_members
+    from sparkwright.wheel.kernels import python_members, unneeded
 
     python = python_members(upstream, job.changes(require(state.report)))
     arch = require(job.spec.arch)
     tallies = {member: classify(one.device, arch) for member, one in inspected.items()}
-    return plan_slim(python, tallies, require(job.native).drop, arch)
+    return unneeded(python, tallies, require(job.native).drop, arch)
 
 
 # Assembly and audit -------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -126,7 +125,7 @@ def kernels_record(
         compiled: the extensions compiled here, by member.
         upstream: the reason that each other binary is upstream's, by member.
         attested: the attestation of each extension that was compiled from a candidate, by member.
-        left_out: the binaries that `plan_slim` leaves out.
+        left_out: the binaries of upstream's wheel that are `unneeded`.
         packages: SHA-256 of the toolchain's packages by file name.
     """
     ours = [
@@ -192,37 +191,25 @@ def kernels_of(wheel: Path) -> KernelsRecord | None:
 # Binaries that are left out -----------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class SlimPlan:
-    """The binaries that are left out, and the reasons that other useless ones stay.
-
-    Attributes:
-        kept: the reason that each other binary without kernels for the card stays, by member.
-    """
-
-    left_out: tuple[LeftOut, ...]
-    kept: Mapping[str, str]
-
-
-def plan_slim(
+def unneeded(
     python: Mapping[str, bytes], binaries: Mapping[str, Tally], listed: Mapping[str, DroppedBinary], arch: str
-) -> SlimPlan:
-    """Choose the binaries to leave out.
+) -> tuple[LeftOut, ...]:
+    """Return the binaries to leave out.
 
     A binary without device code always stays: its use does not depend on the card.
 
     *python* is every Python file that the wheel will have, and *binaries* the kernels of every binary,
     counted for the card, by member; *listed* is the lock's ``[native.drop]``.
     """
-    left_out: list[LeftOut] = []
-    kept: dict[str, str] = {}
-    for member in sorted(member for member, tally in binaries.items() if tally.useless):
-        if because := needed_because(member, python, listed):
-            kept[member] = because
-        else:
-            because = f"none of its {binaries[member].total} kernels runs on {arch}"
-            left_out.append(LeftOut(member=member, because=because, evidence=(listed[member].why,)))
-    return SlimPlan(tuple(left_out), kept)
+    return tuple(
+        LeftOut(
+            member=member,
+            because=f"none of its {tally.total} kernels runs on {arch}",
+            evidence=(listed[member].why,),
+        )
+        for member, tally in sorted(binaries.items(), key=lambda item: item[0])
+        if tally.useless and not needed_because(member, python, listed)
+    )
 
 
 def needed_because(member: str, python: Mapping[str, bytes], listed: Mapping[str, DroppedBinary]) -> str:

@@ -21,7 +21,7 @@ from sparkwright.upstream.network import read_settings
 from sparkwright.upstream.releases import Access
 from sparkwright.wheel.audit import audit
 from sparkwright.wheel.binaries import Expectation, NativeExpectation, inspect_binary
-from sparkwright.wheel.kernels import plan_slim, python_members
+from sparkwright.wheel.kernels import python_members, unneeded
 from sparkwright.wheel.source import open_source
 
 pytestmark = [pytest.mark.upstream, pytest.mark.slow]
@@ -73,9 +73,9 @@ def test_the_locks_list_of_unneeded_binaries_is_complete(lock: Lock, access: Acc
             for member in upstream.binaries
         }
         binaries = {member: classify(one.device, "12.1a") for member, one in looks.items()}
-        plan = plan_slim(python_members(upstream, {}), binaries, lock.native.drop, "12.1a")
-    assert {one.member for one in plan.left_out} == set(lock.native.drop)
-    assert plan.kept == {}
+        left_out = unneeded(python_members(upstream, {}), binaries, lock.native.drop, "12.1a")
+    useless = {member for member, tally in binaries.items() if tally.useless}
+    assert {one.member for one in left_out} == set(lock.native.drop) == useless
 
 
 IMPORT = """

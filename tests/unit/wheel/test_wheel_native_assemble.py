@@ -13,7 +13,7 @@ from sparkwright.lock.model import DroppedBinary
 from sparkwright.native.device_code import Tally
 from sparkwright.store.paths import Store
 from sparkwright.wheel.assemble import assemble
-from sparkwright.wheel.kernels import KERNELS, needed_because, plan_slim, python_members, read_kernels_record
+from sparkwright.wheel.kernels import KERNELS, needed_because, python_members, read_kernels_record, unneeded
 from sparkwright.wheel.rewrite import deflate, deflated_in, holds
 from sparkwright.wheel.source import open_source
 
@@ -40,11 +40,9 @@ def test_only_useless_and_listed_binaries_are_left_out() -> None:
     }
     of_mixed_and_host = DroppedBinary(named_by=(), why="listed, and not useless")
     listed = {**LISTED, "vllm/_mixed.abi3.so": of_mixed_and_host, "vllm/_host.abi3.so": of_mixed_and_host}
-    plan = plan_slim(python, binaries, listed, "12.1a")
-    assert [one.member for one in plan.left_out] == [MEMBER]
-    assert plan.left_out[0].because == "none of its 5 kernels runs on 12.1a"
-    assert plan.left_out[0].evidence == ("imported in a try",)
-    assert list(plan.kept) == ["vllm/_unlisted.abi3.so"]
+    (left_out,) = unneeded(python, binaries, listed, "12.1a")
+    assert (left_out.member, left_out.evidence) == (MEMBER, ("imported in a try",))
+    assert left_out.because == "none of its 5 kernels runs on 12.1a"
 
 
 @pytest.mark.parametrize(
