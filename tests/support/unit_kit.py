@@ -41,7 +41,6 @@ def make_toolchain(root: Path) -> Toolchain:
         cxx=nothing,
         cmake=nothing,
         ninja=nothing,
-        cuobjdump=nothing,
         python=nothing,
         python_include=root / "toolchain" / "python",
         cross=False,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import functools
 import re
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,17 +86,14 @@ _PYTHON_SYMBOL = re.compile(r"_?Py\w+")
 # System libraries by those of their names that binaries use without a version, which the linker allows
 # where a library was missing at linking: the Itanium C++ ABI's runtime and its names in namespace std
 # (St, or an abbreviation of it, behind what kind of name it is), and the loader's functions.
-_UNVERSIONED = (
-    (
-        "libstdc++.so.6",
-        re.compile(
-            r"_Z(T[VTISCv]|GV|GR)?N?[VK]*(St|S[absiod]).*|_Z[nd][wla]\w+|_Z(T[VIS])?N[VK]*10__cxxabiv1\w+"
-            r"|__cxa_\w+|__gxx_personality_v0|__dynamic_cast"
-        ),
+_UNVERSIONED = {
+    "libstdc++.so.6": re.compile(
+        r"_Z(T[VTISCv]|GV|GR)?N?[VK]*(St|S[absiod]).*|_Z[nd][wla]\w+|_Z(T[VIS])?N[VK]*10__cxxabiv1\w+"
+        r"|__cxa_\w+|__gxx_personality_v0|__dynamic_cast"
     ),
-    ("libgcc_s.so.1", re.compile(r"_Unwind_\w+")),
-    ("libc.so.6", re.compile(r"dl(open|sym|close|error|addr)")),
-)
+    "libgcc_s.so.1": re.compile(r"_Unwind_\w+"),
+    "libc.so.6": re.compile(r"dl(open|sym|close|error|addr)"),
+}
 
 
 @dataclass(frozen=True)
@@ -134,16 +130,14 @@ class Surroundings:
 
 
 class Resolution(Model, frozen=True):
-    """The libraries that define a binary's undefined symbols.
+    """The result of looking for the definitions of a binary's undefined symbols.
 
     Attributes:
-        by: number of symbols that each library defines, by soname; see `resolve` for the rules.
-        unresolved: symbols that no library defines, with their version.
+        unresolved: symbols that no library defines, with their version; see `resolve` for the rules.
         stable_abi: the Python from which on all that is used is in the stable ABI, as ``(3, 11)``;
             `None` for binaries of no stable ABI.
     """
 
-    by: dict[str, int]
     unresolved: tuple[str, ...]
     stable_abi: tuple[int, int] | None = None
 
@@ -167,48 +161,37 @@ def resolve(elf: ElfFacts, surroundings: Surroundings, *, python: Python) -> Res
     A weak symbol may stay undefined.
     """
     needed = _closure(elf.needed, surroundings)
-    by: Counter[str] = Counter()
-    waiting: list[Symbol] = []
-    for symbol in elf.undefined:
-        if symbol.library and system_libraries(symbol.library):
-            by[symbol.library] += 1
-        else:
-            waiting.append(symbol)
+    left = [one for one in elf.undefined if not (one.library and system_libraries(one.library))]
     for soname in needed:
         if (path := surroundings.libraries.get(soname)) is not None:
-            found = _defined_in(path, [one for one in waiting if one.library in {"", soname}])
-            by[soname] += len(found)
-            waiting = [one for one in waiting if one not in found]
-    unresolved: list[str] = []
-    for symbol in waiting:
-        if library := _by_name(symbol, needed, surroundings, python):
-            by[library] += 1
-        elif symbol.weak:
-            by["undefined, weak"] += 1
-        else:
-            unresolved.append(symbol.name + (f"@{symbol.version}" if symbol.version else ""))
+            found = _defined_in(path, [one for one in left if one.library in {"", soname}])
+            left = [one for one in left if one not in found]
+    unresolved = [
+        symbol.name + (f"@{symbol.version}" if symbol.version else "")
+        for symbol in left
+        if not symbol.weak and not _defined_by_name(symbol, needed, surroundings, python)
+    ]
     return Resolution(
-        by={name: count for name, count in sorted(by.items()) if count},
         unresolved=tuple(sorted(unresolved)),
         stable_abi=_stable_since(elf) if python == "stable-abi" else None,
     )
 
 
-def _by_name(symbol: Symbol, needed: Sequence[str], surroundings: Surroundings, python: Python) -> str:
-    """Return the library that defines *symbol* by its name; empty if none does."""
+def _defined_by_name(
+    symbol: Symbol, needed: Sequence[str], surroundings: Surroundings, python: Python
+) -> bool:
+    """Tell if the name of *symbol* is one of Python's, or of a library among *needed* without a file."""
     name = symbol.name
     if symbol.version and symbol.library not in surroundings.link_only:
-        return ""
+        return False
     if _PYTHON_SYMBOL.fullmatch(name):
-        loads = python == "one-version" or (python == "stable-abi" and name in _stable_abi())
-        return "python" if loads else ""
-    for soname in needed:
-        if soname in PROMISED_BY_DRIVER and _DRIVER_SYMBOL.fullmatch(name):
-            return soname
-        if soname in surroundings.link_only and name.lower().startswith(_stem(soname)):
-            return soname
-    system = (soname for soname, names in _UNVERSIONED if soname in needed and names.fullmatch(name))
-    return next(system, "")
+        return python == "one-version" or (python == "stable-abi" and name in _stable_abi())
+    return any(
+        (soname in PROMISED_BY_DRIVER and _DRIVER_SYMBOL.fullmatch(name))
+        or (soname in surroundings.link_only and name.lower().startswith(_stem(soname)))
+        or (soname in _UNVERSIONED and _UNVERSIONED[soname].fullmatch(name))
+        for soname in needed
+    )
 
 
 def _stem(soname: str) -> str:

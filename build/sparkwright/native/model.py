@@ -54,7 +54,6 @@ class Toolchain:
     cxx: Path
     cmake: Path
     ninja: Path
-    cuobjdump: Path
     python: Path
     python_include: Path
     cross: bool

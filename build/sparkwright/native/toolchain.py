@@ -198,7 +198,6 @@ def _toolchain(recipe: _Recipe, folders: Mapping[str, Path], place: Path) -> Too
         cxx=recipe.compiler.cxx,
         cmake=program_in(folders["cmake"], "cmake"),
         ninja=program_in(folders["ninja"], "ninja"),
-        cuobjdump=program_in(folders["cuobjdump"], "cuobjdump"),
         python=recipe.python,
         python_include=recipe.headers.folder,
         cross=recipe.target.machine != this_machine(),

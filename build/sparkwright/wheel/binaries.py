@@ -150,7 +150,7 @@ def inspect_binary(archive: Archive, member: str, sha256: str, inspector: Inspec
 def resolution_of(
     elf: ElfFacts, sha256: str, surroundings: Surroundings, python: Python, inspector: Inspector
 ) -> Resolution:
-    """Return the libraries that define the undefined symbols of the binary *sha256*; see `resolve`."""
+    """Return which undefined symbols of the binary *sha256* no library defines; see `resolve`."""
     if not surroundings.key:
         return resolve(elf, surroundings, python=python)
     question = [sha256, "symbols", _RULES, surroundings.key, python, version("abi3info")]

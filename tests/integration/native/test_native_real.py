@@ -11,6 +11,7 @@ from sparkwright.base.process.run import run
 from sparkwright.git.repository import open_repository
 from sparkwright.lock.check import check_native
 from sparkwright.native.host import find_compiler
+from sparkwright.native.inspection import inspector_of
 from sparkwright.native.model import Target
 from sparkwright.native.sources import gather_sources
 from sparkwright.native.toolchain import configure_environment, find_toolchain, prepare_toolchain
@@ -85,7 +86,7 @@ def test_the_tables_fit_what_torch_and_cuda_ask_for(access, toolchain):
 
 
 @pytest.mark.slow
-def test_a_kernel_is_compiled_for_the_card_and_linked_for_the_target(toolchain, tmp_path):
+def test_a_kernel_is_compiled_for_the_card_and_linked_for_the_target(access, toolchain, tmp_path):
     (tmp_path / "cuda").symlink_to(toolchain.cuda)
     (tmp_path / "k.cu").write_text(KERNEL)
     (tmp_path / "build").mkdir()  # temporary files are made there
@@ -104,7 +105,8 @@ def test_a_kernel_is_compiled_for_the_card_and_linked_for_the_target(toolchain, 
         assert elf.get_machine_arch() == "AArch64"
         needed = [tag.needed for tag in elf.get_section_by_name(".dynamic").iter_tags("DT_NEEDED")]
     assert "libcudart.so.13" in needed
-    listed = run([toolchain.cuobjdump, "--list-elf", tmp_path / "k.so"], env=env).text
+    cuobjdump = inspector_of(LOCK.native, access).cuobjdump()
+    listed = run([cuobjdump, "--list-elf", tmp_path / "k.so"], env=env).text
     assert set(re.findall(r"\.(sm_\w+)\.cubin", listed)) == {TARGET.sm}
 
 

@@ -282,13 +282,7 @@ def test_every_symbol_has_its_definer(tmp_path: Path, surroundings: Surroundings
     )  # fmt: skip
     elf = read_elf(path)
     found = resolve(elf, surroundings, python="stable-abi")
-    assert found.unresolved == ()
-    assert found.by.pop("libstdc++.so.6") == 2
-    for soname in (
-        "libtorch.so", "libc10.so", "libcuda.so.1", "libcublas.so.13", "python", "libgcc_s.so.1",
-    ):  # fmt: skip
-        assert found.by[soname] == 1, soname
-    assert found.stable_abi == (3, 2)
+    assert (found.unresolved, found.stable_abi) == ((), (3, 2))
     assert unprovided(elf, surroundings) == ()
 
 
