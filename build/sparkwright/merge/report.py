@@ -141,7 +141,3 @@ class MergeReport(Model, frozen=True):
     def outcome(self, carry: str) -> Outcome:
         """Return the outcome of the carry called *carry*."""
         return next(outcome for outcome in self.outcomes if outcome.carry == carry)
-
-    def source(self, name: str) -> MergedSource | None:
-        """Return the dependency's source called *name*, if carries were applied to it."""
-        return next((source for source in self.sources if source.name == name), None)

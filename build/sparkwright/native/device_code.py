@@ -54,11 +54,6 @@ class DeviceCode(Model, frozen=True):
     ptx: dict[str, int]
     kernels: tuple[KernelGroup, ...]
 
-    @property
-    def total(self) -> int:
-        """The number of its kernels."""
-        return sum(group.count for group in self.kernels)
-
 
 def read_device_code(path: Path, cuobjdump: Path) -> DeviceCode:
     """Return the device code of the binary at *path*, read by the program *cuobjdump*.
