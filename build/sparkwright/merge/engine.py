@@ -59,12 +59,11 @@ def merge_patchset(repository: Repository, request: MergeRequest) -> MergeReport
     for carry in request.carries:
         place = carry.spec.source or _OWN
         outcome = _declared(carry, request, trees, outcomes)
-        if outcome is None and place == _OWN:
-            outcome = _merge_one(repository, prepared[carry.name], request, trees[_OWN])
-        elif outcome is None:
-            _, (outcome,) = apply_to_source(
-                repository, trees[place], [carry], version=request.version, store=request.store
+        if outcome is None:
+            ready = prepared.get(carry.name) or attempt(
+                carry, partial(_source_change, repository, carry, trees[place], version=request.version)
             )
+            outcome = replace(_merge_one(repository, ready, request, trees[place]), source=place)
         outcomes.append(outcome)
         emit("merge.outcome", carry=carry.name, outcome=str(outcome.kind), detail=outcome.detail)
         if place == _OWN and outcome.tree != trees[_OWN]:
@@ -148,7 +147,7 @@ def _history(
     repository: Repository, request: MergeRequest, carry: Carry, change: CarryChange
 ) -> tuple[str, ...]:
     """Return signals from upstream's history, where there is any and it can hold the carry's change."""
-    if request.history is None:
+    if request.history is None or carry.spec.source is not None:
         return ()
     pulls = [entry.pull for entry in carry.spec.upstream if entry.absorbs]
     if carry.spec.pull is not None:
@@ -165,31 +164,6 @@ def _history(
 # Sources come from archives, wheels and git remotes alike, and old ones are not kept. So a revision's
 # base is not a tree of its own here: it is the pinned tree with the very blobs that the patch names,
 # which most often are the pinned ones.
-
-
-def apply_to_source(
-    repository: Repository, tree: str, carries: Sequence[Carry], *, version: str, store: Store | None = None
-) -> tuple[str, tuple[Outcome, ...]]:
-    """Merge *carries* of one dependency's source into its *tree*, in order.
-
-    What they require of others, and whether they are superseded, is for `merge_patchset` to say.
-
-    *version* is the upstream version whose lock pins the source; *store* remembers findings on clean merges.
-
-    Returns:
-        The id of the tree with all carries in it that merge, and each one's outcome.
-    """
-    outcomes: list[Outcome] = []
-    for carry in carries:
-        ready = attempt(carry, partial(_source_change, repository, carry, tree, version=version))
-        if ready.change is None:
-            outcome = Outcome(carry=carry.name, kind=OutcomeKind.REFUSED, tree=tree, detail=ready.refusal)
-        else:
-            outcome = Landing(repository, carry.name, ready.change, tree, store).land()
-        outcome = replace(outcome, source=carry.spec.source or "")
-        outcomes.append(outcome)
-        tree = outcome.tree
-    return tree, tuple(outcomes)
 
 
 def _source_change(repository: Repository, carry: Carry, tree: str, *, version: str) -> CarryChange:

@@ -1,5 +1,6 @@
 """Carries of a dependency's source: merged into that source's tree, with an outcome like any other."""
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,8 +10,8 @@ import pytest
 from kit import VERSION, Content, make_tree, read_tree, write_carry, write_diff
 
 from sparkwright.carries.model import Carry, load_carry
-from sparkwright.git.repository import Repository
-from sparkwright.merge.engine import MergeRequest, apply_to_source, merge_patchset
+from sparkwright.git.repository import Repository, open_repository
+from sparkwright.merge.engine import MergeRequest, merge_patchset
 from sparkwright.merge.report import MergeReport, OutcomeKind
 
 NAME = "flash"
@@ -59,15 +60,14 @@ def shelf(repository: Repository, tmp_path: Path) -> Shelf:
 
 class TestApply:
     def test_it_goes_into_the_sources_tree(self, shelf: Shelf) -> None:
-        pinned = make_tree(shelf.repository, PINNED)
         carries = [shelf.carry("wide", {LISTS: NEW}), shelf.carry("more", {"csrc/b.cu": "// b\n"})]
-        tree, outcomes = apply_to_source(shelf.repository, pinned, carries, version=VERSION)
-        assert [outcome.kind for outcome in outcomes] == [OutcomeKind.APPLIED] * 2
-        assert [outcome.source for outcome in outcomes] == [NAME] * 2
+        report = shelf.merge(*carries)
+        outcomes, (source,) = report.outcomes, report.sources
+        assert [(outcome.kind, outcome.source) for outcome in outcomes] == [(OutcomeKind.APPLIED, NAME)] * 2
         assert outcomes[0].paths == (LISTS,)
         assert outcomes[0].named_paths == (f"{NAME}:{LISTS}",)
-        assert outcomes[1].tree == tree
-        assert read_tree(shelf.repository, tree) == {**PINNED, LISTS: NEW, "csrc/b.cu": "// b\n"}
+        assert outcomes[1].tree == source.tree
+        assert read_tree(shelf.repository, source.tree) == {**PINNED, LISTS: NEW, "csrc/b.cu": "// b\n"}
 
     @pytest.mark.parametrize(
         ("now", "kind"),
@@ -82,23 +82,18 @@ class TestApply:
     def test_the_pinned_source_moved(self, shelf: Shelf, now: dict[str, Content], kind: OutcomeKind) -> None:
         carry = shelf.carry("wide", {LISTS: NEW})  # its base is in the store from when it was pinned
         moved = make_tree(shelf.repository, now)
-        tree, (outcome,) = apply_to_source(shelf.repository, moved, [carry], version=VERSION)
+        report = shelf.merge(carry, sources={NAME: moved})
+        (outcome,), (source,) = report.outcomes, report.sources
         assert outcome.kind is kind
-        assert (tree == moved) is (kind is not OutcomeKind.APPLIED)
-        assert outcome.tree == tree
+        assert (source.tree == moved) is (kind is not OutcomeKind.APPLIED)
+        assert outcome.tree == source.tree
 
     def test_a_base_that_nobody_has_is_refused(self, shelf: Shelf, tmp_path: Path) -> None:
-        from sparkwright.git.repository import open_repository
-
         carry = shelf.carry("wide", {LISTS: NEW})
-        empty = open_repository(tmp_path / "another.git")
-        try:
+        with contextlib.closing(open_repository(tmp_path / "another.git")) as empty:
             moved = make_tree(empty, {LISTS: WIDER})
-            tree, (outcome,) = apply_to_source(empty, moved, [carry], version=VERSION)
-        finally:
-            empty.close()
-        assert outcome.kind is OutcomeKind.REFUSED
-        assert tree == moved
+            (outcome,) = Shelf(empty, tmp_path).merge(carry, sources={NAME: moved}).outcomes
+        assert (outcome.kind, outcome.tree) == (OutcomeKind.REFUSED, moved)
         assert f"written against {NAME} at v1" in outcome.detail
         assert LISTS in outcome.detail
 
