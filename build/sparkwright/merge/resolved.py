@@ -92,13 +92,10 @@ def misfits(
                 continue
             left = _taken(merged, callee.name)
             if left == _GONE or (isinstance(left, Signature) and not left.fits(callee.call)):
-                name = _qualified(caller, callee.name)
+                dotted = callee.name.replace(_MADE, "")
+                module, rest = _split(caller, dotted)
+                name = ".".join(rest) if module else dotted
                 yield Hazard(kind="removed" if left == _GONE else "signature", path=path, name=name)
-
-
-def _qualified(side: Side, dotted: str) -> str:
-    module, rest = _split(side, dotted.replace(_MADE, ""))
-    return ".".join(rest) if module else dotted
 
 
 def _taken(side: Side, dotted: str) -> Signature | str | None:

@@ -185,7 +185,11 @@ def compile_units(
     builder: Builder, inputs: Inputs, known: Configured, units: Sequence[Unit]
 ) -> dict[str, str]:
     """Return the objects of *units*: output path to SHA-256 in the store; compile only missing ones."""
-    objects = _find_objects(builder.store, units, known.files, inputs.toolchain.key)
+    find = partial(find_object, builder.store, files=known.files, toolchain_key=inputs.toolchain.key)
+    with ThreadPoolExecutor(_LOOK_UPS) as pool:  # a remote tier takes long for each
+        # A thread starts without our context, and so without those who listen to events.
+        looking = [(unit.output, pool.submit(copy_context().run, find, unit)) for unit in units]
+        objects = {output: found for output, future in looking if (found := future.result()) is not None}
     missing = [unit for unit in units if unit.output not in objects]
     if missing and builder.elsewhere is not None:
         expected, learn = _expected(builder, inputs, known), _costs(builder, inputs).learn
@@ -194,17 +198,6 @@ def compile_units(
         with open_workspace(builder.store, builder.repository, known.tree, inputs.toolchain) as work:
             objects |= _compile(builder, inputs, known, work, missing)
     return objects
-
-
-def _find_objects(
-    store: Store, units: Sequence[Unit], files: UnitFiles, toolchain_key: str
-) -> dict[str, str]:
-    """Return the objects of *units* that the store has; its remote tier is asked for several at a time."""
-    find = partial(find_object, store, files=files, toolchain_key=toolchain_key)
-    with ThreadPoolExecutor(_LOOK_UPS) as pool:
-        # A thread starts without our context, and so without those who listen to events.
-        looking = [(unit.output, pool.submit(copy_context().run, find, unit)) for unit in units]
-        return {output: sha256 for output, future in looking if (sha256 := future.result()) is not None}
 
 
 def _compile(

@@ -164,7 +164,11 @@ class NextSources:
         self._submodules[name] = revision.submodules
         if (text := revision.files.get("CMakeLists.txt")) is not None:
             self.listings[name] = text.data.decode(errors="replace")
-        gone = [path for path in pin.paths if not _has(revision, path)]
+        gone = [
+            path
+            for path in pin.paths
+            if not any(found == path or found.startswith(f"{path}/") for found in revision.files)
+        ]
         for path in gone:
             self._ask(
                 name, "paths", f"git ls-tree -r --name-only {pin.ref}", f"{path} is not in {pin.ref[:12]}"
@@ -220,10 +224,6 @@ class NextSources:
 
     def _ask(self, name: str, field_name: str, command: str, why: str) -> None:
         self.decisions.append(Decision(f"native.sources.{name}.{field_name}", why, command))
-
-
-def _has(revision: Revision, path: str) -> bool:
-    return any(found == path or found.startswith(f"{path}/") for found in revision.files)
 
 
 # Extensions ---------------------------------------------------------------------------------------

@@ -164,17 +164,22 @@ def resolve(elf: ElfFacts, surroundings: Surroundings, *, python: Python) -> Res
     left = [one for one in elf.undefined if not (one.library and system_libraries(one.library))]
     for soname in needed:
         if (path := surroundings.libraries.get(soname)) is not None:
-            found = _defined_in(path, [one for one in left if one.library in {"", soname}])
-            left = [one for one in left if one not in found]
+            names, versions = _offered(path)
+            left = [
+                one
+                for one in left
+                if one.library not in {"", soname} or one.name not in names or one.version not in versions
+            ]
     unresolved = [
         symbol.name + (f"@{symbol.version}" if symbol.version else "")
         for symbol in left
         if not symbol.weak and not _defined_by_name(symbol, needed, surroundings, python)
     ]
-    return Resolution(
-        unresolved=tuple(sorted(unresolved)),
-        stable_abi=_stable_since(elf) if python == "stable-abi" else None,
-    )
+    since = None
+    if python == "stable-abi":
+        used = (_stable_abi().get(one.name) for one in elf.undefined)
+        since = max(filter(None, used), default=(3, 2))
+    return Resolution(unresolved=tuple(sorted(unresolved)), stable_abi=since)
 
 
 def _defined_by_name(
@@ -197,11 +202,6 @@ def _defined_by_name(
 def _stem(soname: str) -> str:
     """Return the prefix of a CUDA library's function names: ``cublaslt`` for ``libcublasLt.so.13``."""
     return soname.removeprefix("lib").partition(".so")[0].lower()
-
-
-def _stable_since(elf: ElfFacts) -> tuple[int, int]:
-    used = [_stable_abi()[one.name] for one in elf.undefined if one.name in _stable_abi()]
-    return max(used, default=(3, 2))
 
 
 @functools.cache
@@ -230,14 +230,6 @@ def _needs(path: Path) -> tuple[str, ...]:
     with path.open("rb") as stream:
         dynamic = open_elf(stream, path.name).get_section_by_name(".dynamic")
         return tuple(tag.needed for tag in dynamic.iter_tags("DT_NEEDED")) if dynamic is not None else ()
-
-
-def _defined_in(path: Path, wanted: Sequence[Symbol]) -> set[Symbol]:
-    """Return those of *wanted* that the library at *path* defines, in the required version."""
-    if not wanted:
-        return set()
-    names, versions = _offered(path)
-    return {one for one in wanted if one.name in names and one.version in versions}
 
 
 @functools.lru_cache(maxsize=32)

@@ -265,10 +265,11 @@ class UnitCosts:
         """
         units = list(units)
         learned = {unit.name: cost for unit in units if (cost := self.learned(unit.name))}
+        pace = self._pace(learned)
         known = learned | {
-            unit.name: seed
+            unit.name: Cost(seconds=seed[0] * pace, mib=seed[1])
             for unit in units
-            if unit.name not in learned and (seed := self._seed(unit.name, self._pace(learned)))
+            if unit.name not in learned and (seed := self.seeds.get(unit.name))
         }
         like: dict[tuple[str, str], list[Cost]] = {}
         for unit in units:
@@ -281,10 +282,6 @@ class UnitCosts:
             or _guess(unit, sizes.get(unit.source, 0))
             for unit in units
         }
-
-    def _seed(self, name: str, pace: float) -> Cost | None:
-        found = self.seeds.get(name)
-        return None if found is None else Cost(seconds=found[0] * pace, mib=found[1])
 
     def _pace(self, learned: Mapping[str, Cost]) -> float:
         """Return the ratio of times here to those in the lock."""

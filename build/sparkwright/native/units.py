@@ -74,15 +74,9 @@ class UnitFiles:
         return frozenset(map(_root_of, self.blobs))
 
     @cached_property
-    def _marks_by_roots(self) -> dict[frozenset[str], _Marks]:
+    def _marks(self) -> dict[frozenset[str], _Marks]:
+        """The parts of `state` by the trees that a command searches, as far as they are computed."""
         return {}
-
-    def _marks(self, roots: frozenset[str]) -> _Marks:
-        """Return the parts of `state` for a command that searches *roots*; computed once for each."""
-        known = self._marks_by_roots.get(roots)
-        if known is None:
-            known = self._marks_by_roots[roots] = _Marks.of(self.blobs, roots)
-        return known
 
     def state(self, unit: Unit, paths: Iterable[str], names: Iterable[str]) -> str | None:
         """Return the digest of *paths*' content, and of the places of their base names and of *names*.
@@ -90,7 +84,9 @@ class UnitFiles:
         `None` where one of *paths* does not exist any more.
         """
         paths = tuple(paths)
-        marks = self._marks(_searched(unit, self.roots) | set(map(_root_of, paths)))
+        roots = _searched(unit, self.roots) | set(map(_root_of, paths))
+        if (marks := self._marks.get(roots)) is None:
+            marks = self._marks[roots] = _Marks.of(self.blobs, roots)
         try:
             read = "".join(map(marks.of_path.__getitem__, paths))
         except KeyError:
@@ -207,7 +203,10 @@ def record_object(
     try:
         paths, names = _classify(unit, files, reader, read_depfile(depfile))
     except (_NotCoveredError, OSError) as error:
-        _warn_once(unit, str(error), reader)
+        emit("unit.not-cached", unit=unit.name, because=str(error))
+        if not reader.told:
+            reader.told.append(unit.name)
+            warn(f"{unit.name} will be compiled every time: {error}", unit=unit.name)
         return sha256, False
     state = files.state(unit, paths, names)
     assert state is not None  # noqa: S101 - every path is known here
@@ -320,13 +319,6 @@ def _joined(older: UnitRecord, newer: UnitRecord) -> UnitRecord:
         for state in reversed(manifest.states):
             older = _with(older, manifest.paths, manifest.names, state)
     return older
-
-
-def _warn_once(unit: Unit, why: str, reader: Reader) -> None:
-    emit("unit.not-cached", unit=unit.name, because=why)
-    if not reader.told:
-        reader.told.append(unit.name)
-        warn(f"{unit.name} will be compiled every time: {why}", unit=unit.name)
 
 
 # Dependency files ---------------------------------------------------------------------------------

@@ -199,12 +199,9 @@ class Prover:
             verdict=str(proof.verdict),
             seconds=[pristine.seconds, merged.seconds],
         )
-        self._record(proof)
-        return proof
-
-    def _record(self, proof: Proof) -> None:
         if proof.verdict is not ProbeVerdict.BROKEN:  # a run that failed to start disproves no earlier proof
             self.store.put_record(_KIND, proof.key, to_builtins(proof))
+        return proof
 
     def _bench(self, carry: Carry, spec: ProbeSpec) -> _Bench | str:
         """Return what the runs are made with, or why what the probe needs from the outside cannot be had."""

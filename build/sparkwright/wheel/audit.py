@@ -10,7 +10,7 @@ import contextlib
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -26,8 +26,6 @@ from sparkwright.wheel.archive import Archive, open_archive
 from sparkwright.wheel.binaries import (
     BinaryReport,
     Expectation,
-    InspectedBinaries,
-    NativeExpectation,
     inspect_binaries,
 )
 from sparkwright.wheel.checks import AuditCheck, AuditSubject, judge, record_members, renamed
@@ -36,7 +34,7 @@ from sparkwright.wheel.names import parse_name
 from sparkwright.wheel.native_checks import NATIVE_CHECKS
 from sparkwright.wheel.recorded import CARRIES, PROVIDERS, RECORD_FOLDER, SBOM, WheelRecord
 from sparkwright.wheel.source import StockWheel, open_source
-from sparkwright.wheel.survey import Facts, check_sizes, floor_of, survey, syntax_errors
+from sparkwright.wheel.survey import check_sizes, floor_of, survey, syntax_errors
 
 
 @dataclass(frozen=True)
@@ -182,10 +180,14 @@ def _all(
         check_sizes(archive, members)
         facts, numbers = survey(archive, members, scratch, upstream if ours else None)
         errors = tuple((numbers[file], reason) for file, reason in syntax_errors(scratch, floor))
+        inspected = None
+        if expectation.native is not None:
+            digests = {name: one.sha256 for name, one in facts.items() if one.binary and not one.damage}
+            inspected = inspect_binaries(archive, digests, sorted(digests), expectation.native)
         subject = AuditSubject(
             archive, parse_name(archive.path.name), facts, tuple(sorted(set(archive.members) - members)),
             upstream, expectation, floor, errors, ours=ours,
-            inspected=_inspected(archive, facts, expectation.native),
+            inspected=inspected,
         )  # fmt: skip
         found = (
             checks.archive_safe(subject),
@@ -203,15 +205,6 @@ def _known(archive: Archive, expectation: Expectation, upstream: StockWheel) -> 
     record = (f"{info}{RECORD_FOLDER}/{file}" for file in checks.RECORD_FILES)
     names |= {*expectation.changes, info + SBOM, *record}
     return frozenset(names & set(archive.members))
-
-
-def _inspected(
-    archive: Archive, facts: Mapping[str, Facts], native: NativeExpectation | None
-) -> InspectedBinaries | None:
-    if native is None:
-        return None
-    digests = {name: one.sha256 for name, one in facts.items() if one.binary and not one.damage}
-    return inspect_binaries(archive, digests, sorted(digests), native)
 
 
 def _about_kernels(subject: AuditSubject) -> _Kernels:

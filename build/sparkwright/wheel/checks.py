@@ -263,7 +263,11 @@ def _expected(subject: AuditSubject) -> dict[str, str]:
     contents = {**changed.replaced, **changed.added}
     archive, info = upstream.archive, upstream.info
     contents[info + "METADATA"] = stamp_metadata(archive.read(info + "METADATA"), version)
-    contents[info + "WHEEL"] = stamp_wheel(archive.read(info + "WHEEL"), _expected_tags(subject))
+    tags = upstream.name.tags
+    # Natively built binaries may need a newer platform.
+    if subject.kernels() is not None and upstream.name.machine == subject.name.machine:
+        tags = upstream.name.with_platform(subject.name.platform).tags
+    contents[info + "WHEEL"] = stamp_wheel(archive.read(info + "WHEEL"), tags)
     contents[VERSION_FILE] = stamp_version_file(archive.read(VERSION_FILE), version)
     provided = {
         entry["member"]: entry["sha256"] for entry in _provided(subject) if entry["provider"] != UPSTREAM
@@ -279,14 +283,6 @@ def _expected(subject: AuditSubject) -> dict[str, str]:
         member: hashlib.sha256(content).hexdigest() for member, content in contents.items()
     } | provided
     return {renamed(upstream, subject.info, member): digest for member, digest in digests.items()}
-
-
-def _expected_tags(subject: AuditSubject) -> tuple[str, ...]:
-    """Return upstream's tags; with natively built binaries, for the platform that these need."""
-    upstream, platform = subject.upstream.name, subject.name.platform
-    if subject.kernels() is None or upstream.machine != subject.name.machine:
-        return upstream.tags
-    return upstream.with_platform(platform).tags
 
 
 def renamed(upstream: StockWheel, info: str, member: str) -> str:

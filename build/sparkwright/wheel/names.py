@@ -237,16 +237,12 @@ def stamp_version_file(source: bytes, version: str) -> bytes:
     starts = [0]
     for line in lines:
         starts.append(starts[-1] + len(line))
-    for node, names in sorted(literals, key=_position, reverse=True):
+    for node, names in sorted(literals, key=lambda one: (one[0].lineno, one[0].col_offset), reverse=True):
         start = starts[node.lineno - 1] + node.col_offset
         end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
         value = version if names & _STRINGS else version_tuple(version)
         source = source[:start] + repr(value).encode() + source[end:]
     return source
-
-
-def _position(literal: tuple[ast.expr, frozenset[str]]) -> tuple[int, int]:
-    return literal[0].lineno, literal[0].col_offset
 
 
 def version_tuple(version: str) -> tuple[int | str, ...]:

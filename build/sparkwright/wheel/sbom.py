@@ -188,7 +188,7 @@ class _Parts:
 
     def _sources(self) -> Iterator[Component]:
         """Yield the sources that upstream's CMake project downloads, and those mounted in them."""
-        pins = self._pins
+        pins = self.lock.native.sources if self.record.kernels and self.lock.native else {}
         for name in sorted({*self.lock.sources, *pins}):
             declared, pin = self.lock.sources.get(name), pins.get(name)
             repository = declared.repository if declared else pin.repository if pin else ""
@@ -209,11 +209,6 @@ class _Parts:
                     }
                 ),
             )
-
-    @property
-    def _pins(self) -> dict[str, Any]:
-        """The trees of sources that kernels are compiled from, by name; none for upstream's kernels."""
-        return dict(self.lock.native.sources) if self.record.kernels and self.lock.native else {}
 
     def _carry(self, carry: RecordedCarry) -> Component:
         pull, patch = carry.pull, carry.patch
