@@ -1,5 +1,6 @@
 """Whole runs for tests of reports: one where all is well, one where much is not, and one that is hostile."""
 
+import functools
 import io
 import math
 from collections.abc import Callable, Sequence
@@ -260,6 +261,7 @@ def healthy_findings(seen: Sequence[Observation]) -> list[Finding]:
     ]
 
 
+@functools.cache
 def healthy() -> Run:
     """Return a run in which every check passed."""
     server = Server(seed=1, step_ms=52)
@@ -268,6 +270,7 @@ def healthy() -> Run:
     return Run(manifest=MANIFEST, facts=facts, observations=seen, findings=healthy_findings(seen))
 
 
+@functools.cache
 def unhealthy() -> Run:
     """Return a run with each kind of fault."""
 

@@ -292,11 +292,12 @@ def test_one_that_leaves_too_little_memory_is_left_out(left: float, source: str)
 
 def test_one_with_worse_answers_is_left_out(compare) -> None:
     wrong = Surface(slower=best, wrong=lambda settings: settings[TOKENS] == 1)
-    results = compare(wrong, "wrong", judged=True, max_tokens=64)
+    asked: dict[str, Any] = {"judged": True, "max_tokens": 64, "vary": {TOKENS: (1, 3), SEQS: (16, 32)}}
+    results = compare(wrong, "wrong", **asked)
     row = rows(results)[f"{TOKENS} 1, {SEQS} 32"]
     assert row.measured[STANDING] == "left out"
     assert f"{TOKENS} 1" not in served(results)
-    sound = compare(Surface(slower=best), "sound", judged=True, max_tokens=64)
+    sound = compare(Surface(slower=best), "sound", **asked)
     assert served(sound) == row.name
 
 
