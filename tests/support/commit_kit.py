@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import http.server
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,23 +10,14 @@ from typing import Self
 from urllib.parse import quote
 
 import tiny_release
-from http_server import serving
 from kit import UpstreamRepository
+from static_server import served
 from upstream_kit import GENERATED
 
 from sparkwright.wheel.names import version_tuple
 
 MACHINES = ("aarch64", "x86_64")
 VARIANT = "cu130"
-
-
-class _Handler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        self.server.requests.append(self.path)
-        super().do_GET()
 
 
 class CommitIndex:
@@ -43,12 +32,10 @@ class CommitIndex:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir()
-        self.requests: list[str] = []
         self.stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        handler = functools.partial(_Handler, directory=str(self.folder))
-        self.url = self.stack.enter_context(serving(handler, requests=self.requests)).url
+        self.url, self.requests = self.stack.enter_context(served(self.folder))
         return self
 
     def __exit__(self, *_) -> None:

@@ -5,7 +5,6 @@ writes its addresses to ``FOLDER/addresses``; what was sent before is kept in FO
 """
 
 import hashlib
-import http.server
 import json
 import os
 import re
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
-from http_server import serving
+from http_server import Handler, serving
 from static_server import served
 
 REPOSITORY = "owner/wheels"
@@ -83,13 +82,8 @@ class Forge:
         }
 
 
-class Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(Handler):
     """Answers as the API does."""
-
-    protocol_version = "HTTP/1.1"
-
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
 
     def answer(self) -> None:
         forge: Forge = self.server.forge
@@ -102,7 +96,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif found := re.fullmatch(r"/objects/(\d+)", path):
             self.file(forge.folder / found[1])
         elif self.headers.get("Authorization") != f"Bearer {forge.token}":
-            self.reply(401, {"message": "Bad credentials"})
+            self.tell(401, {"message": "Bad credentials"})
         elif self.command in forge.planted:
             self.rfile.read(int(self.headers.get("Content-Length", 0)))
             self.reply(200, forge.planted.pop(self.command))
@@ -111,7 +105,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 self.call(forge, found[1])
                 forge.save()
         else:
-            self.reply(404, {"message": "Not Found"})
+            self.tell(404, {"message": "Not Found"})
 
     do_GET = do_POST = do_PATCH = do_DELETE = do_HEAD = answer  # noqa: N815
 
@@ -124,24 +118,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.reply(404, b"Not Found")
 
     def file(self, path: Path) -> None:
-        size, start = path.stat().st_size, 0
-        if ranged := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
-            start, end = int(ranged[1]), int(ranged[2] or size - 1)
-            self.send_response(206)
-            self.send_header("Content-Range", f"bytes {start}-{min(end, size - 1)}/{size}")
-            length = min(end, size - 1) + 1 - start
+        data = path.read_bytes()
+        if part := self.asked_part(len(data)):
+            named = f"bytes {part[0]}-{part[1] - 1}/{len(data)}"
+            self.reply(206, data[slice(*part)], Content_Range=named, Accept_Ranges="bytes")
         else:
-            self.send_response(200)
-            length = size
-        self.send_header("Accept-Ranges", "bytes")
-        self.send_header("Content-Length", str(length))
-        self.end_headers()
-        if self.command != "HEAD":
-            with path.open("rb") as stream:
-                stream.seek(start)
-                while length > 0 and (data := stream.read(min(length, 1 << 20))):
-                    self.wfile.write(data)
-                    length -= len(data)
+            self.reply(200, data, Accept_Ranges="bytes")
 
     def call(self, forge: Forge, path: str) -> None:
         query = parse_qs(urlsplit(self.path).query)
@@ -155,42 +137,42 @@ class Handler(http.server.BaseHTTPRequestHandler):
         elif found := re.fullmatch(r"releases/(\d+)(/assets)?", path):
             self.one(forge, int(found[1]), body, query, assets=bool(found[2]))
         else:
-            self.reply(404, {"message": "Not Found"})
+            self.tell(404, {"message": "Not Found"})
 
     def listed(self, forge: Forge, body: dict, query: dict) -> None:
         if self.command == "GET":
-            self.reply(200, self.page([self.shown(forge, one) for one in forge.releases.values()], query))
+            self.tell(200, self.page([self.shown(forge, one) for one in forge.releases.values()], query))
         else:
             one = {"id": forge.next_id(), "assets": [], "files": {}, **body}
             one["upload_url"] = (
                 f"{forge.url}/uploads/repos/{REPOSITORY}/releases/{one['id']}/assets{{?name,label}}"
             )
             forge.releases[one["id"]] = one
-            self.reply(201, self.shown(forge, one))
+            self.tell(201, self.shown(forge, one))
 
     def one(self, forge: Forge, key: int, body: dict, query: dict, *, assets: bool) -> None:
         one = forge.releases.get(key)
         if one is None:
-            self.reply(404, {"message": "Not Found"})
+            self.tell(404, {"message": "Not Found"})
         elif assets and self.command == "GET":
-            self.reply(200, self.page(self.shown(forge, one)["assets"], query))
+            self.tell(200, self.page(self.shown(forge, one)["assets"], query))
         elif assets:
             self.upload(forge, one, query["name"][0])
         elif self.command == "PATCH":
             one.update(body)
-            self.reply(200, self.shown(forge, one))
+            self.tell(200, self.shown(forge, one))
         elif self.command == "DELETE":
             del forge.releases[key]
-            self.reply(204, None)
+            self.tell(204, None)
 
     def asset(self, forge: Forge, key: str) -> None:
         one = next((one for one in forge.releases.values() if key in one["files"]), None)
         if one is None:
-            self.reply(404, {"message": "Not Found"})
+            self.tell(404, {"message": "Not Found"})
         elif self.command == "DELETE":
             del one["files"][key]
             (forge.folder / key).unlink(missing_ok=True)
-            self.reply(204, None)
+            self.tell(204, None)
         else:
             self.file(forge.folder / key)
 
@@ -199,11 +181,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         left, key = int(self.headers["Content-Length"]), str(forge.next_id())
         if any(asset["name"] == name for asset in one["files"].values()):
             self.rfile.read(left)
-            self.reply(422, {"message": "Validation Failed", "errors": [{"code": "already_exists"}]})
+            self.tell(422, {"message": "Validation Failed", "errors": [{"code": "already_exists"}]})
             return
         if isinstance(fault, int):
             self.rfile.read(left)
-            self.reply(fault, {"message": "planted"}, **forge.headers)
+            self.tell(fault, {"message": "planted"}, **forge.headers)
             return
         digest = hashlib.sha256()
         one["files"][key] = {"name": name, "state": "starter", "size": 0}
@@ -222,7 +204,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             "size": size,
             "digest": f"sha256:{digest.hexdigest()}",
         }
-        self.reply(201, self.shown_asset(key, one["files"][key]))
+        self.tell(201, self.shown_asset(key, one["files"][key]))
 
     def shown(self, forge: Forge, one: dict) -> dict:
         assets = [self.shown_asset(key, asset) for key, asset in one["files"].items()]
@@ -235,14 +217,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         size, number = int(query["per_page"][0]), int(query["page"][0])
         return entries[size * (number - 1) : size * number]
 
-    def reply(self, status: int, value: object, **headers: str) -> None:
-        data = value if isinstance(value, bytes) else b"" if value is None else json.dumps(value).encode()
-        self.send_response(status)
-        for name, text in headers.items():
-            self.send_header(name, text)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
+    def tell(self, status: int, value: object, **headers: str) -> None:
+        self.reply(status, b"" if value is None else json.dumps(value).encode(), **headers)
 
 
 @contextmanager
@@ -252,7 +228,7 @@ def forge(folder: Path, pages: Path, token: str = TOKEN):
     with ExitStack() as stack:
         made = Forge(folder, token)
         made.load()
-        made.url = stack.enter_context(serving(Handler, forge=made)).url
+        made.url = stack.enter_context(serving(_Handler, forge=made)).url
         made.pages, _ = stack.enter_context(served(pages))
         yield made
 

@@ -2,15 +2,13 @@
 
 import contextlib
 import hashlib
-import http.server
 import json
 import random
-import re
 import threading
 import time
 from dataclasses import dataclass, field
 
-from http_server import serving
+from http_server import Handler, serving
 
 NAME = "vllm-1.0.tar.gz"
 DATA = random.Random(1).randbytes(700_000)
@@ -80,32 +78,23 @@ class Index:
         return [ranged for method, path, ranged in self.requests if method == "GET" and "/files/" in path]
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
+class _Handler(Handler):
     @property
     def index(self) -> Index:
         return self.server.index
 
-    def log_message(self, *_):
-        pass
-
-    def do_HEAD(self):
-        self.answer(body=False)
-
-    def do_GET(self):
-        self.answer(body=True)
-
-    def answer(self, *, body):
+    def do_GET(self):  # noqa: N802
         self.index.requests.append((self.command, self.path, self.headers.get("Range")))
         if self.path.startswith("/simple/"):
             self.page(self.path.removeprefix("/simple/").strip("/"))
         else:
-            self.file(self.path.removeprefix("/files/"), body=body)
+            self.file(self.path.removeprefix("/files/"))
+
+    do_HEAD = do_GET  # noqa: N815 - as http.server calls it
 
     def page(self, project):
         if self.index.page_faults:
-            self.reply(self.index.page_faults.pop(0), b"")
+            self.reply(self.index.page_faults.pop(0))
             return
         names = [name for name in self.index.files if name.replace("_", "-").startswith(project + "-")]
         if not names:
@@ -121,24 +110,24 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 for name in names
             ]
             page = {"meta": {"api-version": "1.1"}, "name": project, "versions": [], "files": listed}
-            self.reply(200, json.dumps(page).encode(), "application/vnd.pypi.simple.v1+json")
+            self.listing(json.dumps(page).encode(), "application/vnd.pypi.simple.v1+json")
         else:
             links = (
                 f'<a href="{self.address(name)}{"#sha256=" + digest if digest else ""}">{name}</a>'
                 for name in names
                 for digest in [self.index.digests[name]]
             )
-            self.reply(200, ("<!DOCTYPE html>" + "\n".join(links)).encode(), "text/html")
+            self.listing(("<!DOCTYPE html>" + "\n".join(links)).encode(), "text/html")
 
     def address(self, name):
         return self.index.addresses.get(name, f"../../files/{name}")
 
-    def reply(self, status, data, kind="text/plain"):
-        self.send_response(status)
+    def listing(self, data, kind):
+        self.send_response(200)
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(self.index.page_bytes or len(data)))
         self.end_headers()
-        if not self.index.page_bytes:
+        if not self.index.page_bytes and self.command != "HEAD":
             self.drip(data, self.index.page_drip_s)
 
     def drip(self, data, pause_s):
@@ -150,25 +139,22 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.wfile.flush()
             time.sleep(pause_s)
 
-    def file(self, name, *, body):
+    def file(self, name):
+        body = self.command != "HEAD"
         fault = self.index.faults.pop(0) if self.index.faults and body else Fault()
         data = self.index.files.get(name)
         if fault.redirect:
-            self.send_response(302)
-            self.send_header("Location", fault.redirect)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
+            self.reply(302, Location=fault.redirect)
             return
         if fault.status or data is None:
-            self.reply(fault.status or 404, b"")
+            self.reply(fault.status or 404)
             return
-        start, end = 0, len(data)
-        ranged = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
-        if ranged and not fault.ignore_range:
-            start = int(ranged[1]) + fault.shift_range
-            end = min(end, int(ranged[2] or end) + 1)
+        part = None if fault.ignore_range else self.asked_part(len(data))
+        start, end = part or (0, len(data))
+        if part:
+            start += fault.shift_range
             if start >= len(data):
-                self.reply(416, b"")
+                self.reply(416)
                 return
             self.send_response(206)
             self.send_header("Content-Range", f"bytes {start}-{end - 1}/{len(data)}")

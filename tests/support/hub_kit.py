@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import http.server
 import json
 import re
 import time
@@ -11,10 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from http_server import serving
+from http_server import Handler, serving
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-_RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 
 
 @dataclass
@@ -48,11 +46,8 @@ def hub_server() -> Iterator[HubServer]:  # noqa: C901 - one branch for each add
     """Serve a hub inside the block."""
     state = HubServer()
 
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def log_message(self, *_: object) -> None:
-            pass
-
-        def do_GET(self) -> None:
+    class Answering(Handler):
+        def do_GET(self) -> None:  # noqa: N802
             path = urlsplit(self.path).path
             token = self.headers.get("Authorization", "")
             state.asked.append((path, token))
@@ -70,9 +65,7 @@ def hub_server() -> Iterator[HubServer]:  # noqa: C901 - one branch for each add
             elif tree:
                 self._answer(200, json.dumps(_tree(state.models[name])).encode())
             elif state.elsewhere:
-                self.send_response(302)
-                self.send_header("Location", state.elsewhere + path)
-                self.end_headers()
+                self.reply(302, Location=state.elsewhere + path)
             else:
                 assert held
                 path = state.models[name] / held[2]
@@ -84,10 +77,9 @@ def hub_server() -> Iterator[HubServer]:  # noqa: C901 - one branch for each add
 
         def _file(self, path: Path) -> None:
             facts = {"ETag": f'"{_digest(path)}"', "X-Repo-Commit": COMMIT}
-            wanted = _RANGE.fullmatch(self.headers.get("Range", ""))
             size = path.stat().st_size
-            part = wanted is not None and not state.whole
-            begin, end = (int(wanted[1]), int(wanted[2]) + 1) if wanted and part else (0, size)
+            part = None if state.whole else self.asked_part(size)
+            begin, end = part or (0, size)
             with path.open("rb") as stream:
                 stream.seek(begin)
                 # Of a whole file of gigabytes, a part is enough for a client that wants its beginning.
@@ -107,7 +99,7 @@ def hub_server() -> Iterator[HubServer]:  # noqa: C901 - one branch for each add
                     if state.slow and self.path.endswith(state.slow):
                         time.sleep(1 / 16)
 
-    with serving(Handler) as server:
+    with serving(Answering) as server:
         state.url = server.url
         yield state
 

@@ -1,7 +1,6 @@
 """Servers for the store's remote tier: nginx and S3 in their own process, and one that misbehaves."""
 
 import contextlib
-import http.server
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import requests
-from http_server import serving
+from http_server import Handler, serving
 
 from sparkwright.base.machine import free_port
 
@@ -149,10 +148,7 @@ def hostile_store() -> Iterator[HostileStore]:
     """Give a server that does right until it is told otherwise."""
     state = HostileStore()
 
-    class Handler(_Handler):
-        store = state
-
-    with serving(Handler) as server:
+    with serving(type("Stored", (_Handler,), {"store": state})) as server:
         state.url = f"{server.url}/base"
         try:
             yield state
@@ -161,28 +157,30 @@ def hostile_store() -> Iterator[HostileStore]:
             state.hold.set()
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Handler(Handler):
     store: HostileStore
 
-    def log_message(self, *_: object) -> None:
-        pass
+    def do_GET(self) -> None:  # noqa: N802
+        fault = self._noted()
+        data = self.store.objects.get(self._place)
+        if fault is not None:
+            self._spoil(fault, data or b"nothing")
+        elif data is None:
+            self.reply(404)
+        else:
+            self.reply(200, data)
 
-    def do_GET(self) -> None:
-        self._answer(body=True)
+    do_HEAD = do_GET  # noqa: N815 - as http.server calls it
 
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
-    def do_PUT(self) -> None:
+    def do_PUT(self) -> None:  # noqa: N802
         data = self.rfile.read(int(self.headers["Content-Length"]))
         fault = self._noted()
         self.store.hold.wait(60)
         if fault is not None:
-            self._spoil(fault, b"", body=False)
+            self._spoil(fault, b"")
             return
         self.store.objects[self._place] = data
-        self._send(201)
+        self.reply(201)
 
     @property
     def _place(self) -> str:
@@ -196,36 +194,17 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         fault.times -= 1
         return fault
 
-    def _answer(self, *, body: bool) -> None:
-        fault = self._noted()
-        data = self.store.objects.get(self._place)
-        if fault is not None:
-            self._spoil(fault, data or b"nothing", body=body)
-        elif data is None:
-            self._send(404)
-        else:
-            self._send(200, data, body=body)
-
-    def _send(self, status: int, data: bytes = b"", *, body: bool = True, **headers: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        for name, value in headers.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if body:
-            self.wfile.write(data)
-
-    def _spoil(self, fault: Misbehaviour, data: bytes, *, body: bool) -> None:
+    def _spoil(self, fault: Misbehaviour, data: bytes) -> None:
         self.close_connection = True
         with contextlib.suppress(ConnectionError):
             if fault.hang:
                 self.store.ended.wait(60)
             elif fault.redirect:
-                self._send(302, Location=fault.redirect)
+                self.reply(302, Location=fault.redirect)
             elif fault.status:
-                self._send(fault.status)
+                self.reply(fault.status)
             elif fault.body is not None:
-                self._send(200, fault.body, body=body)
+                self.reply(200, fault.body)
             else:
                 self._stream(fault, data)
 

@@ -2,13 +2,12 @@
 
 import contextlib
 import http.client
-import http.server
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import pytest
-from http_server import serving
+from http_server import Handler, serving
 from kit import Recorder
 
 from sparkwright.base.errors import UploadError
@@ -75,7 +74,7 @@ class FaultProxy:
 
     def __enter__(self) -> Self:
         self._stack = contextlib.ExitStack()
-        server = self._stack.enter_context(serving(type("Handler", (_Forwarding,), {"owner": self})))
+        server = self._stack.enter_context(serving(type("Owned", (_Forwarding,), {"owner": self})))
         self.address = server.url.removeprefix("http://")
         return self
 
@@ -90,8 +89,7 @@ class FaultProxy:
         return self.always if self.always and method in self.always.methods else ProxyFault()
 
 
-class _Forwarding(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
+class _Forwarding(Handler):
     owner: FaultProxy
 
     def forward(self) -> None:
@@ -136,9 +134,6 @@ class _Forwarding(http.server.BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_MKCOL = do_MOVE = do_PROPFIND = forward  # noqa: N815
-
-    def log_message(self, *_: object) -> None:
-        """Stay silent."""
 
 
 def opened(address: str, **changed: Any) -> Any:

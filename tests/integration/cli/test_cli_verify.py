@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from platform import machine
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from command import begin, call
-from http_server import serving
+from http_server import Handler, serving
 from killed import stopped
 from wheelkit import plain_wheel
 
@@ -336,21 +335,15 @@ def listening(*, counters: bool) -> Iterator[tuple[str, list[str]]]:
     """The address of a server that looks like vLLM, up to its counters, and the keys that it got."""
     seen: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+    class Answering(Handler):
+        def do_GET(self) -> None:  # noqa: N802
             seen.append(self.headers.get("Authorization", ""))
             pages = {"/v1/models": {"data": [{"id": "m"}]}, "/version": {"version": "0.24.0"}}
             body = json.dumps(pages.get(self.path, {})).encode()
             body = b"vllm:x 1\n" if self.path == "/metrics" and counters else body
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
+            self.reply(200, body)
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    with serving(Handler) as server:
+    with serving(Answering) as server:
         yield server.url, seen
 
 
