@@ -1,19 +1,22 @@
 """Two machines behind sshd that share a store over nginx; a module takes them by ``pytest_plugins``."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
-from cluster_kit import Host, two_hosts, two_sshds
-from ssh_kit import Sshd
+from cluster_kit import Host, use_ssh
+from ssh_kit import Sshd, running_sshd
 from store_servers import nginx_store
 from warm import warm_server
 
 
 @pytest.fixture(scope="module")
 def sshds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Sshd, Sshd]]:
-    with two_sshds(tmp_path_factory.mktemp("ssh")) as both:
-        yield both
+    folder = tmp_path_factory.mktemp("ssh")
+    with running_sshd(folder / "one") as one, running_sshd(folder / "two") as two:
+        yield one, two
 
 
 @pytest.fixture(scope="session")
@@ -32,5 +35,13 @@ def url(tmp_path: Path) -> Iterator[str]:
 def hosts(
     sshds: tuple[Sshd, Sshd], tmp_path: Path, url: str, warm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[list[Host]]:
-    with two_hosts(sshds, tmp_path, url, warm, monkeypatch) as both:
-        yield both
+    """A machine with an empty store behind each of *sshds*; what is left of its workers is killed."""
+    made = [Host(sshd, tmp_path / f"host {number}", url, warm) for number, sshd in enumerate(sshds)]
+    for host in made:
+        host.install()
+    use_ssh(monkeypatch, made)
+    yield made
+    for host in made:
+        for process in host.workers():
+            with contextlib.suppress(psutil.Error):
+                process.kill()

@@ -7,7 +7,6 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,7 @@ import msgspec
 import psutil
 import pytest
 from small_extension import make_builder, make_inputs
-from ssh_kit import Sshd, running_sshd
+from ssh_kit import Sshd
 from warm import PROGRAM
 from world import SOURCE_ROOT
 
@@ -142,29 +141,6 @@ def make_home(folder: Path, url: str, hosts: list[Host]) -> Home:
     inputs = make_inputs(repository, folder)
     builder = replace(builder, lock=lock, native=lock.native, elsewhere=elsewhere)
     return Home(repository, builder, inputs)
-
-
-@contextlib.contextmanager
-def two_sshds(folder: Path) -> Iterator[tuple[Sshd, Sshd]]:
-    """Run an sshd for each of two machines."""
-    with running_sshd(folder / "one") as one, running_sshd(folder / "two") as two:
-        yield one, two
-
-
-@contextlib.contextmanager
-def two_hosts(
-    sshds: tuple[Sshd, ...], folder: Path, url: str, warm: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[list[Host]]:
-    """Make a machine with an empty store behind each of *sshds*; kill what is left of its workers."""
-    made = [Host(sshd, folder / f"host {number}", url, warm) for number, sshd in enumerate(sshds)]
-    for host in made:
-        host.install()
-    use_ssh(monkeypatch, made)
-    yield made
-    for host in made:
-        for process in host.workers():
-            with contextlib.suppress(psutil.Error):
-                process.kill()
 
 
 def cluster(hosts: list[Host]) -> tuple[str, str]:

@@ -34,7 +34,11 @@ from sparkwright.store.paths import Store
 Content = str | bytes | FileEntry
 VERSION = "1.0.0"
 DIGEST = "0" * 64
-_WHO = {"NAME": "Upstream", "EMAIL": "upstream@localhost", "DATE": "1000000000 +0000"}
+_WHO = {
+    f"GIT_{role}_{what}": value
+    for role in ("AUTHOR", "COMMITTER")
+    for what, value in (("NAME", "Upstream"), ("EMAIL", "upstream@localhost"), ("DATE", "1000000000 +0000"))
+}
 
 
 def entry(content: Content) -> FileEntry:
@@ -172,6 +176,11 @@ class Scene:
         return merge_patchset(self.repository, request)
 
 
+def git(folder: Path, *arguments: str) -> str:
+    """Run git as upstream's maintainers do, with nobody's configuration."""
+    return run(["git", *arguments], cwd=folder, env={**git_environment(), **_WHO}).text
+
+
 class UpstreamRepository:
     """An upstream with real history, made with real git, that serves any commit over ``file://``."""
 
@@ -187,10 +196,7 @@ class UpstreamRepository:
         return self.folder.as_uri()
 
     def git(self, *arguments: str) -> str:
-        who = {
-            f"GIT_{role}_{what}": value for role in ("AUTHOR", "COMMITTER") for what, value in _WHO.items()
-        }
-        return run(["git", *arguments], cwd=self.folder, env={**git_environment(), **who}).text
+        return git(self.folder, *arguments)
 
     def commit(self, subject: str, files: Mapping[str, Content | None]) -> str:
         """Commit *files* (`None` removes one) to the current branch; returns the commit's id."""

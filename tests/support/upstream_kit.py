@@ -1,9 +1,8 @@
 """A small upstream for tests: its git repository, its release, and ways to reach both."""
 
-import os
-import subprocess
 from pathlib import Path
 
+from kit import UpstreamRepository
 from small_release import sdist_files
 
 from sparkwright.git.repository import open_repository
@@ -14,23 +13,6 @@ from sparkwright.upstream.releases import Access
 GENERATED = ("PKG-INFO", "vllm/_version.py")  # in the sdist, and not in git
 
 
-def git(folder: Path, *arguments: str) -> str:
-    """Run git as upstream's maintainers do, with nobody's configuration."""
-    who = {f"GIT_{role}_{part}": "upstream" for role in ("AUTHOR", "COMMITTER") for part in ("NAME", "EMAIL")}
-    dates = {"GIT_AUTHOR_DATE": "1700000000 +0000", "GIT_COMMITTER_DATE": "1700000000 +0000"}
-    env = os.environ | who | dates | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
-    done = subprocess.run(
-        ["git", "-C", str(folder), *arguments], env=env, check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
-
-
-def commit_all(folder: Path, message: str) -> str:
-    git(folder, "add", "--all")
-    git(folder, "commit", "--quiet", "--allow-empty", "--message", message)
-    return git(folder, "rev-parse", "HEAD")
-
-
 def write_files(folder: Path, files: dict[str, bytes]) -> None:
     for path, data in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -39,15 +21,12 @@ def write_files(folder: Path, files: dict[str, bytes]) -> None:
 
 def make_upstream(folder: Path) -> str:
     """Upstream's repository with three commits, the second tagged v1.2.0; returns that one's id."""
-    folder.mkdir()
-    git(folder, "init", "--quiet", "--initial-branch=main")
-    write_files(folder, {"README.md": b"first\n"})
-    commit_all(folder, "First")
-    write_files(folder, {path: data for path, data in sdist_files().items() if path not in GENERATED})
-    pinned = commit_all(folder, "Release (#2)")
-    git(folder, "tag", "--annotate", "--message", "1.2.0", "v1.2.0")
-    write_files(folder, {"vllm/__init__.py": b"later = True\n"})
-    commit_all(folder, "Go on (#3)")
+    upstream = UpstreamRepository(folder)
+    upstream.commit("First", {"README.md": b"first\n"})
+    sources = {path: data for path, data in sdist_files().items() if path not in GENERATED}
+    pinned = upstream.commit("Release (#2)", sources)
+    upstream.git("tag", "--annotate", "--message", "1.2.0", "v1.2.0")
+    upstream.commit("Go on (#3)", {"vllm/__init__.py": b"later = True\n"})
     return pinned
 
 

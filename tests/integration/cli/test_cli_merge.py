@@ -1,6 +1,7 @@
 """``sparkwright merge`` and ``sparkwright wheel --plan``."""
 
 import pytest
+from kit import UpstreamRepository
 from tiny_release import ALIGNED, CLAMP, CLAMPED, make_tiny
 from world import CLAMP_PROBE, World
 
@@ -122,17 +123,11 @@ class TestAbsorbed:
 
     def test_the_pull_request_that_is_believed_is_named(self, moved: World) -> None:
         """A subject alone says that upstream has it; the code says otherwise."""
-        from upstream_kit import commit_all, git, write_files
-
-        repository = moved.folder / "clone"
-        repository.mkdir()
-        git(repository, "init", "--quiet", "--initial-branch=main")
-        tree = make_tiny("1.3.0").tree
-        write_files(repository, {**tree, "vllm/align.py": b"X = 1\n"})
-        commit_all(repository, "First")
-        write_files(repository, tree)
-        pinned = commit_all(repository, "Align half of it (#7)")
-        moved.pin(make_tiny("1.3.0", commit=pinned, git=f"file://{repository}"))
+        upstream = UpstreamRepository(moved.folder / "clone")
+        repository, tree = upstream.folder, make_tiny("1.3.0").tree
+        upstream.commit("First", {**tree, "vllm/align.py": b"X = 1\n"})
+        pinned = upstream.commit("Align half of it (#7)", tree)
+        moved.pin(make_tiny("1.3.0", commit=pinned, git=upstream.address))
         moved.list_carries(["align"])
         toml = moved.root / "carries" / "align" / "carry.toml"
         related = '[[upstream]]\npull = 7\nauthor = "a"\nstate = "merged"\nrelation = "half"\nabsorbs = {}\n'
@@ -206,18 +201,13 @@ class TestPlan:
     @pytest.mark.usefixtures("proved")
     def test_history_makes_a_merge_of_its_own(self, world: World) -> None:
         """A tree from a repository with history may absorb more than the same tree without."""
-        from upstream_kit import commit_all, git, write_files
-
-        repository = world.folder / "clone"
-        repository.mkdir()
-        git(repository, "init", "--quiet", "--initial-branch=main")
-        write_files(repository, world.release.tree)
-        commit_all(repository, "First")
-        pinned = commit_all(repository, "Release")
+        upstream = UpstreamRepository(world.folder / "clone")
+        upstream.commit("First", world.release.tree)
+        pinned = upstream.commit("Release", {})
         lock = (world.root / "upstream.lock").read_text()
         (world.root / "upstream.lock").write_text(lock.replace(world.release.lock.release.commit, pinned))
         keys = []
-        for source in (f"file://{repository}", str(repository)):
+        for source in (upstream.address, str(upstream.folder)):
             world.good("wheel", "--source", source)
             steps = world.good("wheel", "--plan", "--json", "--source", source).json["steps"]
             assert {step["state"] for step in steps} == {"in store"}, source

@@ -6,8 +6,9 @@ import zipfile
 
 import msgspec
 import pytest
+from kit import git
 from small_release import COMMIT, artifact, make_release, make_wheel
-from upstream_kit import git, make_access, make_upstream
+from upstream_kit import make_access, make_upstream
 
 from sparkwright.base.errors import DigestError, FetchError, NotInStoreError, UnknownNameError, WheelError
 from sparkwright.base.events import subscribe

@@ -5,8 +5,9 @@ import shutil
 
 import msgspec
 import pytest
+from kit import git
 from small_release import artifact, make_release, make_sdist, sdist_files
-from upstream_kit import GENERATED, git, make_access, make_upstream, write_files
+from upstream_kit import GENERATED, make_access, make_upstream, write_files
 
 from sparkwright.base.errors import (
     ArchiveError,
