@@ -11,7 +11,6 @@ import contextlib
 import functools
 import hashlib
 import os
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -22,6 +21,7 @@ from urllib.parse import quote
 from sparkwright.base.digests import CHUNK, sha256_file
 from sparkwright.base.errors import LostRaceError, SparkwrightError, ToolError, UploadError
 from sparkwright.publish.target import Entry, Stored, checked_path, lost_race, require_digest
+from sparkwright.store.remote.client import cause_of
 from sparkwright.upstream.network import IndexSettings
 
 T = TypeVar("T")
@@ -30,14 +30,6 @@ _FOREVER = "public, max-age=31536000, immutable"
 _ALWAYS_ASK = "no-cache"
 _WHOLE = 16 << 20  # bytes of a file that is sent in one request, on the condition that none is there
 _LONGEST = timedelta(hours=6)  # of one transfer; one that brings nothing is given up long before
-_STATUS = re.compile(r"status code: (\d{3} [A-Za-z ]*)")
-_CAUSES = {
-    "TimedOut": "it timed out",
-    "timed out": "it timed out",
-    "error sending request": "the connection was refused or cut off",
-    "body error": "the answer was cut off",
-}
-"""The meaning of a failure by a part of obstore's text, which may hold a key's id and is not shown."""
 _CONDITIONS = ".conditions"
 """The object on which a store shows that it heeds conditions."""
 
@@ -167,17 +159,11 @@ class S3Target:
         except (FileNotFoundError, SparkwrightError):
             raise
         except Exception as error:
-            name, text = type(error).__name__, str(error)
-            if name in {"AlreadyExistsError", "PreconditionError"} or "status code: 409" in text:
+            because = cause_of(error)
+            if type(error).__name__ in {"AlreadyExistsError", "PreconditionError"} or "409" in because:
                 raise lost_race(path, self._shown) from error
-            status = _STATUS.search(text)
-            because = f"the store answered {status[1].strip()}" if status else ""
-            because = because or next(
-                (told for part, told in _CAUSES.items() if part in text), f"it failed ({name})"
-            )
             step = "check the address and the network; the same command resumes"
-            if "answered 401" in because or "answered 403" in because or "redentials" in text:
-                because = because if status else "no credentials were found"
+            if any(word in because for word in ("401", "403", "refuses", "credentials")):
                 step = "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and the bucket's policy"
             raise UploadError(
                 f"{what} {path} at {self._shown} failed", because=because, next_step=step

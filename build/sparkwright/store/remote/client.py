@@ -143,10 +143,11 @@ _ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
 _STATUS = re.compile(r"status code: (\d{3})")
 _TOO_LARGE = "413"
 _CAUSES = {
-    "TimedOut": "it did not answer in time",
-    "Timeout": "it did not answer in time",
+    "TimedOut": "it timed out",
+    "Timeout": "it timed out",
+    "timed out": "it timed out",
     "Content-Length": "its answer states no length",
-    "response body error": "its answer was not whole",
+    "body error": "its answer was not whole",
     "invalid peer certificate": "its certificate is not accepted",
     "error sending request": "it cannot be reached",
 }
@@ -285,13 +286,20 @@ def _authorization(settings: RemoteSettings) -> str:
 
 
 def _failure(error: Exception) -> Exception:
-    """Return the failure to raise, by the kind of *error* alone: its text may hold a key's id."""
+    """Return the failure to raise for *error*; what is wrong with this machine's disk stays what it is."""
     if isinstance(error, RemoteFailure) or (isinstance(error, OSError) and error.errno is not None):
         return error
+    because = cause_of(error)
+    return RemoteFailure(because, object_only=_TOO_LARGE in because)
+
+
+def cause_of(error: Exception) -> str:
+    """Return why obstore failed, in words of our own: its text may hold a key's id."""
     name, text = type(error).__name__, str(error)
     if status := _STATUS.search(text):
-        return RemoteFailure(f"it answered {status[1]}", object_only=status[1] == _TOO_LARGE)
+        return f"it answered {status[1]}"
     if name in {"PermissionDeniedError", "UnauthenticatedError"}:
-        return RemoteFailure("it refuses access")
-    told = next((words for sign, words in _CAUSES.items() if sign in text), f"the request failed ({name})")
-    return RemoteFailure(told)
+        return "it refuses access"
+    if "redentials" in text:
+        return "no credentials were found"
+    return next((words for sign, words in _CAUSES.items() if sign in text), f"the request failed ({name})")
