@@ -10,9 +10,8 @@ from __future__ import annotations
 import os
 import re
 import threading
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from hashlib import sha256 as new_sha256
 from pathlib import Path
 from typing import TypeVar
@@ -47,7 +46,7 @@ _DIGEST = re.compile(rb'"sha256": ?"([0-9a-f]{64})"')
 _KEY = re.compile(r"[0-9a-f]{64}")
 
 
-@dataclass(frozen=True)
+@dataclass
 class RemoteReport:
     """The remote tier's part in a command: files and records, for people and for JSON.
 
@@ -246,8 +245,8 @@ class RemoteTier:
 
     def _count(self, **amounts: int) -> None:
         with self._lock:
-            more = {name: getattr(self.report, name) + amount for name, amount in amounts.items()}
-            self.report = replace(self.report, **more)
+            for name, amount in amounts.items():
+                setattr(self.report, name, getattr(self.report, name) + amount)
 
     def _stop(self, what: str, why: str) -> None:
         """Ask nothing more of that kind for the rest of the command, and say so once."""
@@ -255,7 +254,7 @@ class RemoteTier:
             if what in self._stopped:
                 return
             self._stopped[what] = why
-            self.report = replace(self.report, stopped=self.report.stopped or why)
+            self.report.stopped = self.report.stopped or why
         warn(f"{what} the remote store {self.settings.url} stops for the rest of this command: {why}")
 
     def examine(self) -> dict[str, object]:
@@ -265,9 +264,7 @@ class RemoteTier:
         ``yes``, ``off`` by the settings, or why it cannot be done.
         """
         place, settings = f"cas/{sha256_bytes(_PROBE)}", self.settings
-        began = time.monotonic()
         there, read = self._tried(place)
-        milliseconds = round(1000 * (time.monotonic() - began), 1)
         write = read if settings.write else "off"
         if settings.write and read == "yes":
             try:
@@ -282,7 +279,6 @@ class RemoteTier:
             "remote": settings.url,
             "read": read,
             "write": write,
-            "milliseconds": milliseconds,
             "writers": [f"{names.get(key.text, 'this machine')} {key.id}" for key in self.writers.values()],
         }
 
