@@ -348,11 +348,7 @@ class _Source:
         if response.status_code != 206 or stated is None:  # noqa: PLR2004 - Partial Content
             raise _NoRangesError
         if int(stated[2]) != self.artifact.size:
-            raise DigestError(
-                f"{self.artifact.filename} is not the file that the lock names",
-                because=f"it has {stated[2]} bytes, not {self.artifact.size}",
-                next_step="do not use it; look at the package index and at the lock",
-            )
+            raise _other_size(self.artifact, stated[2])
         if int(stated[1]) != start:
             raise InterruptedFetch("the server sent another range than was asked for")
 
