@@ -20,11 +20,8 @@ from sparkwright.base.digests import digest_of, sha256_file, to_json
 from sparkwright.base.errors import (
     ConfigError,
     EnvironmentSetupError,
-    FetchError,
     IncompatibleOptionsError,
     LockMismatchError,
-    ServerError,
-    StorageError,
 )
 from sparkwright.base.events import emit
 from sparkwright.base.journal import JournalFile, read_lines
@@ -199,11 +196,6 @@ def parse_figure(text: str) -> NamedFigure:
 _SAMPLE = "smoke"
 _BOOT = "boot"
 _JUDGED = "judged.json"
-_FULL = re.compile("No space left on device|Disk quota exceeded|os error 28", re.IGNORECASE)
-_UNREACHABLE = re.compile(
-    "error sending request|dns error|connection|timed? ?out|temporary failure|network is unreachable",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True)
@@ -293,11 +285,6 @@ class Serving:
         try:
             self.machines.run([asked], take)
         except (EnvironmentSetupError, IncompatibleOptionsError, LockMismatchError, TaskLostError) as error:
-            raise UntestableError(str(error)) from error
-        except ServerError as error:  # of an installation: a full disk says nothing of the wheel
-            for kind, pattern in ((StorageError, _FULL), (FetchError, _UNREACHABLE)):
-                if pattern.search(error.because):
-                    raise kind(error.what, because=error.because, next_step=error.next_step) from error
             raise UntestableError(str(error)) from error
         (result,) = found
         with storing(f"writing to {folder}"):
