@@ -7,7 +7,6 @@ lines. Nothing listens on a port, and a machine can do no more here than to answ
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -35,7 +34,7 @@ from sparkwright.distributed.tasks import (
     WorkerSettings,
     own_code,
 )
-from sparkwright.distributed.worker import ALIVE_S, TaskRunner
+from sparkwright.distributed.worker import ALIVE_S
 from sparkwright.store.paths import Store
 
 _START = (
@@ -325,25 +324,6 @@ class Work:
             for machine in self.machines
             for asked, begun in machine.running.values()
         ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ThisMachine:
-    """This machine, in the place of a cluster: it runs one task after the other."""
-
-    store: Store
-
-    def run(self, tasks: Sequence[Task], take: Callable[[Done], bool]) -> None:
-        """Run *tasks*; see `Cluster.run`."""
-        runner = TaskRunner(self.store, (sys.executable, "-m", "sparkwright"), "this machine", {})
-        for one in tasks:
-            reply = runner.run(one)
-            if isinstance(reply, Failed) and not reply.fault:
-                raise TaskLostError(reply.what, because=reply.because)
-            if isinstance(reply, Failed):
-                raise _error(reply, "this machine")
-            if not _taken(take, reply):
-                raise TaskLostError(f"the result of {one.name} is not what was asked for")
 
 
 def _taken(take: Callable[[Done], bool], done: Done) -> bool:

@@ -179,10 +179,12 @@ class Verifier:
         checks: names of all checks that need one server.
         run: runs the requested checks into a folder; a finished run is not repeated. Raises `ServerError`
             if no server comes up.
-        task: returns the task of running them elsewhere, by the name of the run's folder; its document is a
+        judge: runs them so, and returns what they show, also of a server that does not come up.
+        task: returns the task of judging elsewhere, by the name of the run's folder; its document is a
             `CheckResult`.
     """
 
     checks: tuple[str, ...]
     run: Callable[[CheckRequest, Path], tuple[Finding, ...]]
+    judge: Callable[[CheckRequest, Path], CheckResult]
     task: Callable[[Store, CheckRequest, str], Task]

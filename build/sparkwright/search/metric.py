@@ -25,7 +25,7 @@ from sparkwright.base.errors import (
 )
 from sparkwright.base.events import emit
 from sparkwright.base.journal import JournalFile, read_lines
-from sparkwright.distributed.cluster import Cluster, ThisMachine
+from sparkwright.distributed.cluster import Cluster
 from sparkwright.distributed.tasks import Done, TaskLostError, bring_files
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.outcomes import CheckOutcome, CheckRequest, CheckResult, Verifier
@@ -192,6 +192,10 @@ def parse_figure(text: str) -> NamedFigure:
 
 # What is served -----------------------------------------------------------------------------------
 
+# Such as a release without a locked runtime, and a wheel without a part that the recipe asks for.
+_OF_THE_CANDIDATE = (
+    ConfigError, EnvironmentSetupError, IncompatibleOptionsError, LockMismatchError, TaskLostError,
+)  # fmt: skip
 # One start is one sample: more requests of one start make it no surer.
 _SAMPLE = "smoke"
 _BOOT = "boot"
@@ -229,10 +233,10 @@ class Rehearsing:
 
 @dataclass(frozen=True)
 class Serving:
-    """Candidates' wheels, served by a recipe."""
+    """Candidates' wheels, served by a recipe on this machine, or on those of *cluster*."""
 
     realiser: Realiser
-    machines: Cluster | ThisMachine
+    cluster: Cluster | None
     recipe: str
     verifier: Verifier
 
@@ -245,7 +249,7 @@ class Serving:
         """Return the machines and the recipe, with the digest of its file."""
         path = Path(self.recipe)
         digest = f" ({sha256_file(path)[:12]})" if path.suffix == ".toml" and path.is_file() else ""
-        machines = self.machines.address.name if isinstance(self.machines, Cluster) else "this machine"
+        machines = self.cluster.address.name if self.cluster else "this machine"
         return f"on {machines} with {path.name}{digest}"
 
     def check(self, applied: frozenset[str], check: str, folder: Path) -> tuple[CheckOutcome, str]:
@@ -268,28 +272,30 @@ class Serving:
             levels=levels,
             offline=self.realiser.access.settings.offline,
         )
-        store, found = self.machines.store, list[CheckResult]()
+        try:
+            if self.cluster is None:
+                result = self.verifier.judge(request, folder / "run")
+            else:
+                result = self._elsewhere(self.cluster, request, folder)
+        except _OF_THE_CANDIDATE as error:
+            raise UntestableError(str(error)) from error
+        with storing(f"writing to {folder}"):
+            write_atomically(folder / _JUDGED, to_json(to_builtins(result)))
+        return result
+
+    def _elsewhere(self, cluster: Cluster, request: CheckRequest, folder: Path) -> CheckResult:
+        found = list[CheckResult]()
 
         def take(done: Done) -> bool:
             result = convert(done.value, CheckResult)
-            if not bring_files(store, done.files, folder):
+            if not bring_files(cluster.store, done.files, folder):
                 return False
             found.append(result)
             emit("step.finished", machine=done.machine, seconds=round(done.seconds, 3))
             return True
 
-        try:
-            asked = self.verifier.task(store, request, f"run-{secrets.token_hex(8)}")
-        except ConfigError as error:  # the candidate's release has no locked runtime
-            raise UntestableError(str(error)) from error
-        try:
-            self.machines.run([asked], take)
-        except (EnvironmentSetupError, IncompatibleOptionsError, LockMismatchError, TaskLostError) as error:
-            raise UntestableError(str(error)) from error
-        (result,) = found
-        with storing(f"writing to {folder}"):
-            write_atomically(folder / _JUDGED, to_json(to_builtins(result)))
-        return result
+        cluster.run([self.verifier.task(cluster.store, request, f"run-{secrets.token_hex(8)}")], take)
+        return found[0]
 
 
 @dataclass(frozen=True)

@@ -125,7 +125,7 @@ def _serving(realiser: Realiser, options: SearchOptions, verifier: Verifier) -> 
                 next_step="add --recipe NAME",
             )
         return None
-    from sparkwright.distributed.cluster import Cluster, ThisMachine
+    from sparkwright.distributed.cluster import Cluster
     from sparkwright.distributed.tasks import parse_cluster
     from sparkwright.recipes.recipe import load_recipe
 
@@ -138,7 +138,7 @@ def _serving(realiser: Realiser, options: SearchOptions, verifier: Verifier) -> 
     _ = load_recipe(options.recipe)  # an unknown or malformed one is refused before any work
     access = realiser.access
     if not options.cluster:
-        return Serving(realiser, ThisMachine(store=access.store), options.recipe, verifier)
+        return Serving(realiser, None, options.recipe, verifier)
     if access.settings.offline:
         raise NotInStoreError(f"{options.cluster} cannot be reached", because="the network is off")
     machines = Cluster(address=parse_cluster(options.cluster), store=access.store)

@@ -214,10 +214,13 @@ def run_here(request: RunRequest) -> CheckResult:
     folder = Path(OUT).absolute() / request.run
     given = {one: getattr(request.options, one) for one in _FILES}
     here = {one: str(Path(text).absolute()) for one, text in given.items() if text.startswith(f"{one}/")}
-    options = structs.replace(request.options, **here)
+    return _judged(structs.replace(request.options, **here), folder, offline=request.offline)
+
+
+def _judged(options: VerifyOptions, folder: Path, *, offline: bool) -> CheckResult:
     findings: tuple[Finding, ...] = ()
     try:
-        findings = tuple(run_verification(plan_of(options), folder, offline=request.offline).run.findings)
+        findings = tuple(run_verification(plan_of(options), folder, offline=offline).run.findings)
         outcomes, up = outcomes_of(findings, options.checks, lenient=False), True
     except ServerFailedError as error:
         outcomes, up = broken_server(error, ("boot", *options.checks)), False
@@ -245,9 +248,13 @@ def _run(request: CheckRequest, folder: Path) -> tuple[Finding, ...]:
     return tuple(run_verification(plan_of(_options(request)), folder, offline=request.offline).run.findings)
 
 
+def _judge(request: CheckRequest, folder: Path) -> CheckResult:
+    return _judged(_options(request), folder, offline=request.offline)
+
+
 def _task(store: Store, request: CheckRequest, name: str) -> Task:
     return run_task(store, _options(request), name, offline=request.offline)
 
 
-VERIFIER = Verifier(tuple(name for name in ALL if name not in _PAIRED), _run, _task)
+VERIFIER = Verifier(tuple(name for name in ALL if name not in _PAIRED), _run, _judge, _task)
 """Runs all checks but those that need two servers, which a request may still name."""

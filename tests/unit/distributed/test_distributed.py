@@ -18,7 +18,8 @@ from sparkwright.base.config import decode_json
 from sparkwright.base.errors import ClusterError, CompileError, ConfigError, StorageError
 from sparkwright.base.ssh import SshHost, parse_host
 from sparkwright.cli import worker as worker_command
-from sparkwright.distributed.cluster import Machine, ThisMachine, Work
+from sparkwright.distributed import cluster
+from sparkwright.distributed.cluster import Machine, Work
 from sparkwright.distributed.tasks import (
     Done,
     Failed,
@@ -175,21 +176,6 @@ def test_a_task_that_is_given_up_ends_at_once(runner: TaskRunner, store: Store) 
         runner.run(made(store, "sleep"), stop)
 
 
-@pytest.mark.parametrize("kind", [CompileError, StorageError, ClusterError])
-def test_a_failure_on_this_machine_is_the_error_of_its_kind(store: Store, monkeypatch, kind) -> None:
-    name = "Nonsense" if kind is ClusterError else kind.__name__
-    monkeypatch.setattr(TaskRunner, "run", lambda *_: Failed("one", "here", "task", name, "it"))
-    with pytest.raises(kind, match="it"):
-        ThisMachine(store=store).run([Task("one", ())], lambda _: True)
-
-
-@pytest.mark.parametrize("value", [{"count": 3}, {"count": 4}, {"count": "3"}, {"other": 3}, None, [], 3])
-def test_a_result_of_another_form_or_content_is_not_taken(store: Store, monkeypatch, value: Any) -> None:
-    monkeypatch.setattr(TaskRunner, "run", lambda *_: Done("one", "here", 0.0, value))
-    with nullcontext() if value == {"count": 3} else pytest.raises(TaskLostError):
-        ThisMachine(store=store).run([Task("one", ())], lambda done: done.value["count"] == 3)
-
-
 @pytest.mark.parametrize("path", ["../x", "/etc/x", "a/../../x", "", ".", "a\0b"])
 def test_a_result_writes_nothing_outside_its_folder(store: Store, tmp_path: Path, path: str) -> None:
     file = share_json(store, 1)
@@ -239,6 +225,21 @@ def task(*needs: str, mib: int = 1) -> Task:
 def test_a_machine_offers_its_card(monkeypatch: pytest.MonkeyPatch, card: str, expected: set[str]) -> None:
     monkeypatch.setattr(worker_command, "card_capability", lambda: card)
     assert set(worker_command._offers()) == expected
+
+
+@pytest.mark.parametrize("kind", [CompileError, StorageError, ClusterError])
+def test_a_failure_on_every_machine_is_the_error_of_its_kind(kind) -> None:
+    machines, name = [machine("a")], "Nonsense" if kind is ClusterError else kind.__name__
+    doing = work(machines, task())
+    doing.hand_out()
+    with pytest.raises(kind, match="it"):
+        doing.fail(machines[0], Failed("one", "a", "task", name, "it"))
+
+
+@pytest.mark.parametrize("value", [{"count": 3}, {"count": 4}, {"count": "3"}, {"other": 3}, None, [], 3])
+def test_a_result_of_another_form_or_content_is_not_taken(value: Any) -> None:
+    done = Done("one", "a", 0.0, value)
+    assert cluster._taken(lambda done: done.value["count"] == 3, done) is (value == {"count": 3})
 
 
 def test_a_need_that_no_machine_has_is_refused_with_what_they_offer() -> None:
