@@ -87,7 +87,7 @@ class Cluster:
                     if taken and shown is not None:
                         shown.advance(1)
                 if shown is not None:
-                    shown.advance(0, left=work.expected_s(), running=work.running())
+                    shown.advance(0, running=work.running())
 
     def _started(self, stack: contextlib.ExitStack) -> list[Machine]:
         """Start a worker on each machine for the length of *stack*; return those that are ready."""
@@ -182,11 +182,7 @@ class Work:
     """
 
     def __init__(self, name: str, machines: Sequence[Machine], tasks: Sequence[Task]) -> None:
-        """Begin with *tasks* on *machines*, which messages call *name*.
-
-        Raises:
-            ClusterError: no machine has what a task needs.
-        """
+        """Begin with *tasks* on *machines*, which messages call *name*."""
         self.name, self.machines = name, machines
         self.left = {one.name: one for one in tasks}
         self._waiting = sorted(tasks, key=lambda one: (-one.seconds, one.name))
@@ -301,14 +297,6 @@ class Work:
             machine.fit = False
         self._avoided[name] = machine.name
         self._again(machine, name)
-
-    def expected_s(self) -> float:
-        """Return the seconds that what is left is expected to take."""
-        now = time.monotonic()
-        elapsed = {name: now - at for one in self.machines for name, (_, at) in one.running.items()}
-        seconds = [max(0.0, one.seconds - elapsed.get(name, 0.0)) for name, one in self.left.items()]
-        slots = sum(one.offer.slots for one in self.machines if one.fit)
-        return max([*seconds, sum(seconds) / max(1, slots)]) if seconds else 0.0
 
     def running(self) -> list[dict[str, Any]]:
         """Return the tasks that run, as progress takes them."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import ConfigError, UnknownNameError, unknown_name
 from sparkwright.carries.model import Revision
-from sparkwright.carries.patchset import BuildSpec, load_patchset, patchset_names
+from sparkwright.carries.patchset import BuildSpec
 from sparkwright.distributed.cluster import Cluster
 from sparkwright.git.repository import LINK, Repository, TreeEntry, open_repository
 from sparkwright.lock.model import Artifact, Lock, NativePin
@@ -326,11 +326,9 @@ def require_listed(checkout: Checkout, spec: BuildSpec, names: Iterable[str]) ->
         if name in listed:
             continue
         if (checkout.carries / name / "carry.toml").is_file():
-            patchsets = [load_patchset(path.parent, one) for one in patchset_names(path.parent)]
-            others = [f"--series {one.series}" for one in patchsets if one.series and name in one.carries]
             raise UnknownNameError(
                 f"carry {name} is not in {path}",
-                next_step=" or ".join([*others, "add it to the carries there"]),
+                next_step="name its series with --series, or add it to the carries there",
             )
         raise unknown_name(f"carry in {path}", name, listed)
 

@@ -1,7 +1,8 @@
 """Resolve the two ends of a bisection: a wheel, a commit of this project, a release, a commit of upstream's.
 
-A wheel names its pin by digests and its carries by content ids. Both are looked up in the checkout and in
-the history of its repository, and what was found is only used if its digest is the one that the wheel states.
+A wheel names its pin by digests and its carries by content ids. The pin is looked up in the checkout, and
+made from upstream's files else; carries are in the checkout or in the history of its repository. What was
+found is only used if its digest is the one that the wheel states.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import msgspec
 
 from sparkwright.base.config import decode_json
 from sparkwright.base.digests import digest_of
-from sparkwright.base.errors import BisectionError, ConfigError, SparkwrightError, WheelError
+from sparkwright.base.errors import BisectionError, SparkwrightError, WheelError
 from sparkwright.carries.model import Carry, Name, load_carry
 from sparkwright.carries.patchset import BuildSpec, check_order
 from sparkwright.git.repository import Repository
 from sparkwright.git.trees import check_out
-from sparkwright.lock.model import LOCK_NAME, Lock, read_lock
-from sparkwright.pipeline.checkout import Checkout, lock_name, open_checkout, series_names
+from sparkwright.lock.model import LOCK_NAME, Lock
+from sparkwright.pipeline.checkout import Checkout, open_checkout
 from sparkwright.upstream.releases import Access
 from sparkwright.wheel.names import WheelName
 
@@ -247,9 +248,9 @@ class Resolver:
         return ResolvedSpec(text, described.patchset, point, carries, lock, arch, recorded.platform)
 
     def _lock_of(self, filename: str, pin: dict[str, Any]) -> Lock:
-        """Return the lock with the digests of *pin*: the checkout's, one of its history, or one made now."""
+        """Return the lock with the digests of *pin*: the checkout's, or one made now."""
         target = str(pin.get("version" if pin.get("sdist") else "commit"))
-        for lock in self._locks():
+        for lock in self.checkout.locks():
             if _pin_of(lock) == pin:
                 return lock
         try:
@@ -257,9 +258,9 @@ class Resolver:
         except SparkwrightError as error:
             raise BisectionError(
                 f"the pin of {filename} is unknown here",
-                because=f"no {LOCK_NAME} of this repository's history has the digests that it states for "
-                f"{target}, and none could be made: {error}",
-                next_step="fetch the history of this repository, or give the commit that it was built from",
+                because=f"no lock here has the digests that it states for {target}, and none could be made: "
+                f"{error}",
+                next_step="give the commit of this project that it was built from",
             ) from error
         if _pin_of(made) != pin:
             raise BisectionError(
@@ -267,18 +268,6 @@ class Resolver:
                 because=f"upstream's files of {target} have other digests than it states",
             )
         return made
-
-    def _locks(self) -> Iterator[Lock]:
-        """Yield the locks of the checkout, and those of its history."""
-        yield from self.checkout.locks()
-        for name in (LOCK_NAME, *(lock_name(series) for series in series_names(self.checkout.root))):
-            for history, blob in self._past(name, "blob"):
-                past = self.scratch / f"{blob}-{LOCK_NAME}"
-                past.write_bytes(history.command("cat-file", "blob", blob).stdout)
-                try:
-                    yield read_lock(past)
-                except ConfigError:
-                    continue  # of a format that this version does not read
 
     def _carry(self, filename: str, name: str, content: str, version: str) -> Carry:
         """Return the carry *name* whose content has that id: the present one, or one of the history."""
@@ -299,15 +288,15 @@ class Resolver:
         """Yield folders with every state of the carry *name*, the present one first, then from the newest."""
         if (self.checkout.carries / name / "carry.toml").is_file():
             yield self.checkout.carries / name
-        for history, tree in self._past(f"carries/{name}", "tree"):
+        for history, tree in self._past(f"carries/{name}"):
             folder = self.scratch / "carries" / tree / name
             if not folder.exists():
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 check_out(history, tree, folder)
             yield folder
 
-    def _past(self, path: str, kind: str) -> Iterator[tuple[Repository, str]]:
-        """Yield ids of the objects of that *kind* that *path* was on any ref, from the newest commit on."""
+    def _past(self, path: str) -> Iterator[tuple[Repository, str]]:
+        """Yield ids of the folders that *path* was on any ref, from the newest commit on."""
         history = self._history
         if history is None:
             return
@@ -315,7 +304,7 @@ class Resolver:
         asked = "".join(f"{commit}:{path}\n" for commit in commits).encode()
         found = history.command("cat-file", "--batch-check=%(objecttype) %(objectname)", stdin=asked)
         answers = [line.split() for line in found.text.splitlines()]
-        yield from ((history, one) for one in dict.fromkeys(ids[1] for ids in answers if ids[0] == kind))
+        yield from ((history, one) for one in dict.fromkeys(ids[1] for ids in answers if ids[0] == "tree"))
 
 
 def pinned_lock(checkout: Checkout, access: Access, target: str, *, source: str = "git") -> Lock:

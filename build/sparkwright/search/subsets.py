@@ -23,12 +23,7 @@ class Changes:
     """
 
     def __init__(self, problem: SearchProblem) -> None:
-        """Sort the changes of *problem*.
-
-        Raises:
-            BisectionError: there is no change, or two have the same id.
-            DependencyOrderError: requirements are missing, or form a cycle.
-        """
+        """Sort the changes of *problem*."""
         ids = [change.id for change in problem.changes]
         if not ids:
             raise BisectionError(

