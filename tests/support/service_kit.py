@@ -3,7 +3,6 @@
 import sysconfig
 from pathlib import Path
 
-import requests
 from wheelkit import plain_wheel
 
 # A vLLM whose server is the simulator; releases differ in the faults that it gets.
@@ -24,18 +23,6 @@ def vllm_wheel(folder: Path, version: str, *faults: str, tag: str = "py3-none-an
 
 def _pack(folder: Path, version: str, tag: str, modules: dict[str, bytes]) -> Path:
     return plain_wheel(folder, "vllm", version, tag=tag, modules={"vllm/__init__.py": b"", **modules})
-
-
-def canary(url: str, key: str, seconds: float = 5.0) -> str:
-    """Request two tokens from the server at *url*; return empty once they came, else the failure."""
-    headers = {"Authorization": f"Bearer {key}"}
-    try:
-        listed = requests.get(f"{url}/v1/models", headers=headers, timeout=seconds)
-        body = {"model": listed.json()["data"][0]["id"], "prompt": "one two", "max_tokens": 2}
-        answer = requests.post(f"{url}/v1/completions", json=body, headers=headers, timeout=seconds)
-    except (requests.RequestException, LookupError, ValueError) as error:
-        return str(error)
-    return "" if answer.ok else answer.text
 
 
 # ``vllm serve`` of such a wheel. The simulator runs in its process, so that no key is in arguments.

@@ -14,10 +14,11 @@ from typing import Any
 
 import psutil
 import pytest
+import requests
 import wheelkit
 from channel_kit import POLICY, ChannelWorld, now
 from command import call
-from service_kit import canary, vllm_wheel
+from service_kit import vllm_wheel
 
 from sparkwright.base.machine import free_port
 from sparkwright.cli import service
@@ -55,6 +56,18 @@ if words[0] == "start":
             time.sleep(0.1)
     sys.exit("timeout")
 """
+
+
+def canary(url: str, key: str, seconds: float = 5.0) -> str:
+    """Request two tokens from the server at *url*; return empty once they came, else the failure."""
+    headers = {"Authorization": f"Bearer {key}"}
+    try:
+        listed = requests.get(f"{url}/v1/models", headers=headers, timeout=seconds)
+        body = {"model": listed.json()["data"][0]["id"], "prompt": "one two", "max_tokens": 2}
+        answer = requests.post(f"{url}/v1/completions", json=body, headers=headers, timeout=seconds)
+    except (requests.RequestException, LookupError, ValueError) as error:
+        return str(error)
+    return "" if answer.ok else answer.text
 
 
 class Machine:
