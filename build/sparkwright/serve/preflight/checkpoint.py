@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from sparkwright.engine.models import cache_folder
 
@@ -53,13 +53,6 @@ class Tensor:
         return math.prod(self.shape)
 
 
-class Readable(Protocol):
-    """A file, or a part of one that is fetched."""
-
-    def read(self, count: int, /) -> bytes:
-        """Return the next *count* bytes."""
-
-
 @dataclass(frozen=True)
 class Shard:
     """One file of weights.
@@ -96,18 +89,18 @@ def read_shard(path: Path) -> Shard:
         if is_pointer(path):
             return Shard(path.name, size, pointer=True)
         with path.open("rb") as stream:
-            return parse_shard(path.name, size, stream)
+            return parse_shard(path.name, size, stream.read)
     except OSError as error:
         return Shard(path.name, -1, problem=f"it cannot be read: {error!r}")
 
 
-def parse_shard(name: str, size: int, stream: Readable) -> Shard:
-    """Return what the header says at the beginning of *stream*; a damaged one has a `Shard.problem`."""
+def parse_shard(name: str, size: int, read: Callable[[int], bytes]) -> Shard:
+    """Return what the header of a file says that is *read* on and on; a damaged one has a `Shard.problem`."""
     try:
-        length = int.from_bytes(stream.read(_LENGTH), "little")
+        length = int.from_bytes(read(_LENGTH), "little")
         if size < _LENGTH or length > min(_LONGEST_HEADER, size):
             return Shard(name, size, problem=f"it has {size} bytes, and a header of {length} at most")
-        header = json.loads(stream.read(length))
+        header = json.loads(read(length))
         entries = {key: entry for key, entry in header.items() if key != "__metadata__"}
         tensors = tuple(_tensor(key, entry) for key, entry in entries.items())
         end = max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)

@@ -127,7 +127,7 @@ class _Source:
             return found if isinstance(found, dict) else {}
 
         def shard(file: str) -> Shard:
-            return parse_shard(file, sizes[file], _Head(self, self._address(commit, file)))
+            return parse_shard(file, sizes[file], _Head(self, self._address(commit, file)).read)
 
         config, index = load("config.json"), load(INDEX)
         named = {str(tensor): str(file) for tensor, file in index.get("weight_map", {}).items()}
