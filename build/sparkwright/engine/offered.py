@@ -119,19 +119,10 @@ def _none(folder: Path, platform: str, series: Sequence[str], others: Collection
     )
 
 
-def newest_wheel(series: Sequence[str]) -> OfferedWheel:
-    """Return the wheel in ``dist/`` for this machine: the present build spec's, else the highest revision.
-
-    Raises:
-        NoWheelError: there is none.
-    """
-    return built_wheel(dist_folder(Path()), machine(), series, present_specs(Path(), machine()))
-
-
 def offered_wheel(
     wheel: Path | None, channel: str, series: Sequence[str], *, offline: bool = False, make: bool = True
 ) -> OfferedWheel:
-    """Return the *wheel* that is named, the newest of the *channel*, or that of `newest_wheel`.
+    """Return the *wheel* that is named, the newest of the *channel*, or that of `built_wheel` in ``dist/``.
 
     Where there is none, *make* it of the project's data for the current folder; see `project_root`.
 
@@ -146,7 +137,7 @@ def offered_wheel(
         )
         return OfferedWheel(offer.wheel, offer)
     try:
-        return newest_wheel(series)
+        return built_wheel(dist_folder(Path()), machine(), series, present_specs(Path(), machine()))
     except NoWheelError:
         chosen = makeable_series(series) if make else ""
         if not chosen:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 
@@ -35,8 +35,6 @@ _EMULATED = re.compile(
     r"|Using \w*EmulationTritonExperts M[Oo]E backend"
     r"|Simulated weight dequantization"
 )
-_QUANTIZATION = re.compile(r"\bquantization=([\w-]+)")
-_EAGER = re.compile(r"\benforce_eager=True")
 
 WEIGHT_ONLY = "weight-only kernels"
 EMULATION = "emulation"
@@ -45,22 +43,6 @@ EMULATION = "emulation"
 def attention_backends(text: str) -> tuple[str, ...]:
     """Return the attention backends that a log names, each once, in order."""
     return tuple(dict.fromkeys(_ATTENTION.findall(text)))
-
-
-def read_backends(text: str, config: str) -> dict[str, Any]:
-    """Return the fields of `BootFacts` about kernels."""
-    drafter = _DRAFTER.search(text)
-    quantization = _QUANTIZATION.search(config)
-    warned = ((WEIGHT_ONLY, _WEIGHT_ONLY), (EMULATION, _EMULATED))
-    return {
-        "backends": attention_backends(text),
-        "drafter_backends": attention_backends(text[drafter.end() :]) if drafter else (),
-        "linear_backends": tuple(dict.fromkeys(f"{kind} {name}" for name, kind in _LINEAR.findall(text))),
-        "moe_backends": tuple(dict.fromkeys(f"{kind} {name}" for name, kind in _MOE.findall(text))),
-        "slow_paths": tuple(name for name, sign in warned if sign.search(text)),
-        "quantization": quantization.group(1).replace("None", "") if quantization else "",
-        "eager": bool(_EAGER.search(config)) if config else None,
-    }
 
 
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
@@ -138,10 +120,18 @@ def read_boot_log(text: str) -> BootFacts:
     estimate = _last(_GRAPHS_ESTIMATED, text) or (pool[-1][1] if pool else "")
     concurrency = _CONCURRENCY.findall(text)
     totals = _TOTAL.findall(text)
+    drafter, quantization = _DRAFTER.search(text), _first(r"\bquantization=([\w-]+)", config)
+    slow = ((WEIGHT_ONLY, _WEIGHT_ONLY), (EMULATION, _EMULATED))
     return BootFacts(
         version=version,
         runner=_runner(text),
-        **read_backends(text, config),
+        backends=attention_backends(text),
+        drafter_backends=attention_backends(text[drafter.end() :]) if drafter else (),
+        linear_backends=tuple(dict.fromkeys(f"{kind} {name}" for name, kind in _LINEAR.findall(text))),
+        moe_backends=tuple(dict.fromkeys(f"{kind} {name}" for name, kind in _MOE.findall(text))),
+        slow_paths=tuple(name for name, sign in slow if sign.search(text)),
+        quantization=quantization.replace("None", ""),
+        eager="enforce_eager=True" in config if config else None,
         asked_linear=_argument(text, "linear_backend"),
         asked_moe=_argument(text, "moe_backend"),
         kv_gib=_number(_last(_KV_MEMORY, text) or _last(_KV_RESERVED, text)),
