@@ -28,11 +28,6 @@ command: |
     --max-model-len {{max_model_len}} \\
     --speculative-config '{DRAFTS.replace("{", "{{").replace("}", "}}")}'
 """
-BARE = """
-model: org/Model-FP8
-defaults: {max_model_len: 65536, tensor_parallel: 1}
-env: {FIRST: "1"}
-"""
 SCRIPT = f"""#!/bin/bash
 pip install -U something
 export FIRST=1

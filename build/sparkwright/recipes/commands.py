@@ -417,10 +417,6 @@ def _of_container(words: Sequence[str]) -> Iterator[ServeCommand]:
                 environment |= dict([_assigned(value)])
             case "-v" | "--volume":
                 mounts |= dict([_mount(value)])
-            case "--mount":
-                parts = dict(part.partition("=")[::2] for part in value.split(","))
-                target = parts.get("target") or parts.get("destination") or parts.get("dst") or ""
-                mounts[target] = parts.get("source") or parts.get("src") or ""
             case "--entrypoint":
                 entry = shlex.split(value)
             case "--env-file":
