@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
+from sparkwright.base.text import few
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation, Sample
@@ -113,7 +114,7 @@ def conclude(
         seen.check,
         key,
         verdict,
-        _join(causes) if verdict is not Verdict.PASS else passed,
+        few(causes, 3, sep="; ", more="; and {} more") if verdict is not Verdict.PASS else passed,
         measured=measured,
         evidence=[cell.key for cell in seen.planned],
         warnings=list(dict.fromkeys(warnings)),
@@ -168,15 +169,8 @@ def not_applicable(
     )
 
 
-def _left_out(seen: CheckedCells, most: int = 4) -> str:
+def _left_out(seen: CheckedCells) -> str:
     """Return the names of cells that do not count; another finding has the reasons."""
     keys = {trouble.cell for trouble in seen.troubles}
     names = [describe(cell) for cell in seen.planned if cell.key in keys]
-    shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-    return f"{len(names)} of {len(seen.planned)} cells do not count: {shown}"
-
-
-def _join(causes: Sequence[str], most: int = 3) -> str:
-    """Return causes in one line, the first ones in full."""
-    text = "; ".join(causes[:most])
-    return text if len(causes) <= most else f"{text}; and {len(causes) - most} more"
+    return f"{len(names)} of {len(seen.planned)} cells do not count: {few(names, 4)}"

@@ -16,6 +16,7 @@ from statistics import median
 
 import msgspec
 
+from sparkwright.base.text import few
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import HostSample, MetricsSnapshot, Observation
 from sparkwright.verify.checks.common import conclude
@@ -181,8 +182,7 @@ def _slow_cause(made: Sequence[Observation], stuck: Sequence[Observation], speed
 
 
 def _cells(made: Sequence[Observation]) -> str:
-    more = f" and {len(made) - 1} more" if len(made) > 1 else ""
-    return f"{describe(made[0].cell)}{more}"
+    return few([describe(one.cell) for one in made], 1)
 
 
 def _fraction(stuck: Sequence[Observation], well: Sequence[Observation], speed: float) -> float | None:

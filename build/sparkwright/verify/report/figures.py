@@ -111,17 +111,6 @@ def figure(value: float | str) -> str:
     return clean(value) if isinstance(value, str) else number(value)
 
 
-def duration(seconds: float) -> str:
-    """Return *seconds* as a moment on a time axis: ``45 s``, ``12:30 min``, ``1:05 h``."""
-    if seconds < 60:  # noqa: PLR2004
-        return f"{number(round(seconds, 1))} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:  # noqa: PLR2004
-        return f"{minutes}:{rest:02d} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d} h"
-
-
 def share(value: float) -> str:
     """Return 0.25 as ``25 %``, to a tenth."""
     return f"{value * 100 + 0.0:.1f}".removesuffix(".0") + " %" if math.isfinite(value) else NOTHING

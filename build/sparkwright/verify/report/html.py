@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.page import page_environment
-from sparkwright.base.text import clean, plural
+from sparkwright.base.text import clean, human_seconds, plural
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.journal import Run, worst
@@ -26,7 +26,6 @@ from sparkwright.verify.report.figures import (
     comparison_rows,
     consequences,
     disturbed_levels,
-    duration,
     figure,
     flat,
     headline,
@@ -95,7 +94,7 @@ def _head(run: Run) -> dict[str, Any]:
     small = [clean(str(manifest["profile"]))] if manifest.get("profile") else []
     small += [_moment(str(manifest["started"]))] if manifest.get("started") else []
     if manifest.get("seconds"):
-        small.append(f"took {duration(float(manifest['seconds']))}")
+        small.append(f"took {human_seconds(float(manifest['seconds']))}")
     return {
         "subject": clean(str(subject)),
         "sides": [(name, clean(words)) for name, words in _sides(run)],
@@ -136,7 +135,6 @@ def _moment(stamp: str) -> str:
 def _environment() -> Environment:
     made = page_environment(TEMPLATES)
     made.filters |= {
-        "duration": duration,
         "figure": figure,
         "number": number,
         "plural": plural,
