@@ -76,15 +76,15 @@ CHECK = Check("boot", cells, judge)
 # Rules over each start -----------------------------------------------------------------------------------
 
 
-_Rule = tuple[str, Callable[[BootFacts], Reason | None], str, Callable[[BootFacts], Values]]
-"""A rule that every start keeps: key, what is against a start, the cause of a pass, and what it rests on.
+_Rule = tuple[str, Callable[[BootFacts], Reason | None], str]
+"""A rule that every start keeps: key, what is against a start, and the cause of a pass.
 
-What is against a start is a warning if its verdict is a pass. Facts that a start lacks are left out.
+What is against a start is a warning if its verdict is a pass. The facts that it rests on are the start's.
 """
 
 
 def _ruled(seen: CheckedCells, boots: _Boots, rule: _Rule) -> Finding:
-    key, broken, passed, shown = rule
+    key, broken, passed = rule
     against: list[Reason] = []
     warnings: list[str] = []
     for name, facts in boots.items():
@@ -101,11 +101,6 @@ def _ruled(seen: CheckedCells, boots: _Boots, rule: _Rule) -> Finding:
         key,
         against=against,
         passed=passed or "no start",
-        measured={
-            f"{name} {what}".strip(): value
-            for name, facts in boots.items()
-            for what, value in shown(facts).items()
-        },
         warnings=warnings,
         needs=(LOG, GPU),
     )
@@ -185,54 +180,11 @@ def _kernels_shown(facts: BootFacts) -> str:
     return ", ".join((*facts.linear_backends, *facts.moe_backends)) or "no kernels of FP4 weights"
 
 
-def _known(**values: float | str) -> Values:
-    """Return those of *values* that are known, by names with spaces."""
-    return {
-        name.replace("_", " "): value
-        for name, value in values.items()
-        if (value if isinstance(value, str) else value >= 0)
-    }
-
-
 _RULES: tuple[_Rule, ...] = (
-    (
-        "boot.estimate",
-        _estimate_of,
-        "no estimate is negative",
-        lambda facts: {} if facts.graph_gib is None else {"estimate GiB": facts.graph_gib},
-    ),
-    (
-        "boot.budget",
-        _budget_of,
-        "every start stays within its budget",
-        lambda facts: _known(
-            KV_GiB=facts.kv_gib,
-            weights_GiB=facts.weights_gib,
-            total_GiB=facts.total_gib,
-            utilization=facts.utilization,
-        ),
-    ),
-    (
-        "boot.captures",
-        _captures_of,
-        "every size that must be a multiple is one",
-        lambda facts: _known(graph_mode=facts.graph_mode, sizes=" ".join(map(str, facts.capture_sizes))),
-    ),
-    (
-        "boot.kernels",
-        _kernels_of,
-        "",
-        lambda facts: {
-            name: ", ".join(values)
-            for name, values in (
-                ("linear", facts.linear_backends),
-                ("MoE", facts.moe_backends),
-                ("attention", facts.backends),
-                ("drafter's attention", facts.drafter_backends),
-            )
-            if values
-        },
-    ),
+    ("boot.estimate", _estimate_of, "no estimate is negative"),
+    ("boot.budget", _budget_of, "every start stays within its budget"),
+    ("boot.captures", _captures_of, "every size that must be a multiple is one"),
+    ("boot.kernels", _kernels_of, ""),
 )
 
 
