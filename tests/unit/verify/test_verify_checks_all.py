@@ -19,7 +19,16 @@ from verify_kit import (
     verdicts,
 )
 
-from sparkwright.engine.findings import Verdict
+from sparkwright.engine.findings import (
+    BASELINE,
+    GPU,
+    IMAGES,
+    LOG,
+    PREFIX_CACHE,
+    SPECULATION,
+    TOOLS,
+    Verdict,
+)
 from sparkwright.verify.check import PROFILES, Context, Profile
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.checks.common import load_texts
@@ -37,6 +46,8 @@ CHATS: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "limit": ({}, {"max_model_len": LONGEST}, {"max_model_len": LONGEST, "k": 0}),
 }
 SIZES: dict[str, dict[str, Any]] = {"context": {"contexts": (1_600, 3_300)}}
+TEXTS = {"name", "definition", "threshold"}
+CAPABILITIES = {BASELINE, GPU, IMAGES, LOG, PREFIX_CACHE, SPECULATION, TOOLS}
 MET = ("boot", "coherence", "context", "crash", "sweep")
 
 
@@ -84,7 +95,9 @@ def test_every_conclusion_has_its_texts_and_every_check_a_row_of_the_table() -> 
     assert {name for name, one in texts.items() if "measures" in one} == {*ALL, "capacity"}
     for one in texts.values():
         conclusions = {key: value for key, value in one.items() if isinstance(value, dict)}
-        assert all({"name", "definition"} <= value.keys() for value in conclusions.values())
+        for value in conclusions.values():
+            assert {"name", "definition"} <= value.keys() <= {*TEXTS, "needs", "lenient"}
+            assert set(value.get("needs", ())) <= CAPABILITIES
 
 
 def test_braces_of_texts_are_filled() -> None:

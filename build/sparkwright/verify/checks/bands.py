@@ -138,7 +138,6 @@ def _compared(seen: CheckedCells, grid: Sequence[tuple[Observation, Figures]], c
         passed=f"{compared} figures were compared, with {len(warnings)} warnings" if sources else nothing,
         measured={f"source {i}": source for i, source in enumerate(sources, 1)},
         warnings=warnings,
-        lenient=True,
     )
 
 
@@ -189,6 +188,5 @@ def _ceiling(
             against=against,
             passed=f"at most {max(measured.values(), default=0.0):.0%} of the bound",
             measured=dict(measured),
-            lenient=True,
         )
     ]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from sparkwright.engine.cell import WATCHED, Cell
-from sparkwright.engine.findings import GPU, LOG, Finding, Verdict
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.engine.slow_kernels import (
     computes_fp4,
@@ -96,14 +96,7 @@ def _ruled(seen: CheckedCells, boots: _Boots, rule: _Rule) -> Finding:
                 against.append((verdict, f"{name}: {cause}"))
     if broken is _kernels_of:
         passed = "; ".join(f"{name}: {_kernels_shown(facts)}" for name, facts in boots.items())
-    return conclude(
-        seen.on_facts(),
-        key,
-        against=against,
-        passed=passed or "no start",
-        warnings=warnings,
-        needs=(LOG, GPU),
-    )
+    return conclude(seen.on_facts(), key, against=against, passed=passed or "no start", warnings=warnings)
 
 
 def _estimate_of(facts: BootFacts) -> Reason | None:
@@ -283,7 +276,6 @@ def _judge_warming(_: Context, seen: CheckedCells) -> list[Finding]:
             passed=f"no compiler ran, and no kernel was added, in {len(again)} cells",
             measured={"compiled at first": float(len(warmed))},
             warnings=(*seen.notes, *warnings),
-            needs=(LOG,),
         )
     ]
 

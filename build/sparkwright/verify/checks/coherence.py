@@ -69,7 +69,6 @@ def judge(context: Context, everything: CheckedCells) -> list[Finding]:
             against=against_each(seen, lambda _, sample: text_flaw(sample, loops=True)) if many else [],
             passed=f"{len(loops)} of {answers_in(seen)} answers loop",
             warnings=[] if many else [f"{sample.prompt}: {loop}" for sample, loop in loops],
-            lenient=True,
         ),
         _facts(context, everything.where(_asks_facts)),
     ]

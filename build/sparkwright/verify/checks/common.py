@@ -90,24 +90,24 @@ def conclude(
     against: Sequence[Reason] = (),
     measured: Mapping[str, float | str] | None = None,
     warnings: Sequence[str] = (),
-    lenient: bool = False,
-    needs: Sequence[str] = (),
     told: Mapping[str, object] | None = None,
 ) -> Finding:
-    """Return a finding on the cells in *seen*; not applicable where the server lacks one of its *needs*.
+    """Return a finding on the cells in *seen*, with the texts of *key* and values that are *told*.
 
-    Its texts are those of *key*, with values that are *told*, see `text_of`; *passed* is the cause of a pass,
-    and *against* has the reasons that the check itself found. With *lenient*, trouble of a cell makes the
-    finding inconclusive rather than what it would be by itself: for findings beside one that reports it.
+    *passed* is the cause of a pass, and *against* has the reasons that the check itself found. In the file,
+    ``needs`` are capabilities of which a server that lacks one makes the finding not applicable; one that is
+    ``lenient`` is beside another that reports trouble of cells, which make it inconclusive.
     """
     told = told or {}
-    if lacking := [seen.lacks[need] for need in needs if need in seen.lacks]:
+    module, _, name = key.partition(".")
+    entry = load_texts()[module][name]
+    if lacking := [seen.lacks[need] for need in entry.get("needs", ()) if need in seen.lacks]:
         return not_applicable(seen, key, lacking[0], told, threshold=text_of(key, "threshold", told))
     reasons = list(against)
-    if lenient and seen.troubles:
-        reasons.append((Verdict.INCONCLUSIVE, _left_out(seen)))
-    elif not lenient:
+    if not entry.get("lenient"):
         reasons += [(trouble.verdict, trouble.cause) for trouble in seen.troubles]
+    elif seen.troubles:
+        reasons.append((Verdict.INCONCLUSIVE, _left_out(seen)))
     verdict = max((verdict for verdict, _ in reasons), key=SEVERITY.index, default=Verdict.PASS)
     causes = list(dict.fromkeys(cause for reason, cause in reasons if reason is verdict))
     return finding(

@@ -240,9 +240,7 @@ def _first_token(seen: CheckedCells, context: Context, look: Look) -> Finding:
             [(Verdict.FAIL, f"later: {shown}")] if any(one.low > 1 + LATER for one in later.values()) else []
         )
         measured, passed = {f"c={level}": one.change for level, one in later.items()}, shown
-    return conclude(
-        seen, "compare.first_token", against=against, passed=passed, measured=measured, lenient=True
-    )
+    return conclude(seen, "compare.first_token", against=against, passed=passed, measured=measured)
 
 
 # Facts of the starts -------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from sparkwright.engine.cell import Cell, Prompt
-from sparkwright.engine.findings import PREFIX_CACHE, SPECULATION, Finding, Verdict
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.metrics.counters import SeriesAbsentError, hit_rate
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
@@ -164,8 +164,6 @@ def _hold(seen: CheckedCells, context: Context, tokens: int) -> Finding:
         passed=f"MAL ratio {measured.get('MAL ratio', '')}",
         measured=measured,
         warnings=warnings,
-        lenient=True,
-        needs=(SPECULATION,),
     )
 
 
@@ -205,8 +203,6 @@ def _cached(seen: CheckedCells, context: Context, tokens: int) -> Finding:
         passed=f"accepted tokens are {measured.get('accepted ratio', '')} of those when cold",
         measured=measured,
         warnings=warnings,
-        lenient=True,
-        needs=(SPECULATION, PREFIX_CACHE),
     )
 
 
@@ -238,7 +234,6 @@ def _needle(seen: CheckedCells, tokens: int) -> Finding:
             for name, (found, of) in answered.items()
             if found < of
         ],
-        lenient=True,
     )
 
 

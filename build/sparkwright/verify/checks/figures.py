@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import NormalDist
 
-from sparkwright.engine.findings import SPECULATION, Finding, Verdict
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.metrics.counters import SpeculationAbsentError, speculation, step_time_ms
 from sparkwright.engine.observations import BootFacts, Observation, Sample
 from sparkwright.verify.checks.common import Values, conclude
@@ -212,8 +212,6 @@ def drafter_finding(
         against=drafter(facts, seen.sound) if seen.sound else (),
         passed="drafted tokens are accepted",
         measured=measured,
-        lenient=True,
-        needs=(SPECULATION,),
     )
 
 

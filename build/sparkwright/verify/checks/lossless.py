@@ -175,7 +175,6 @@ def _differences(answers: CheckedCells, found: Agreement, against: list[Reason],
         passed=f"{rate:.0%} of {len(gaps)} answers differ, none by more than {max(gaps, default=0):.2f} nat",
         measured=measured,
         warnings=[*warnings, *answers.notes],
-        needs=(BASELINE,),
     )
 
 
@@ -201,8 +200,6 @@ def _places(answers: CheckedCells, found: Agreement, against: list[Reason]) -> F
         "lossless.places",
         against=against,
         passed=f"{sum(len(pairing.found) for pairing in observed)} differences are spread as by chance",
-        lenient=True,
-        needs=(BASELINE,),
     )
 
 
@@ -230,7 +227,6 @@ def _argmax(answers: CheckedCells, differences: Verdict) -> Finding:
         against=against,
         passed=f"all of {len(gaps)} tokens are the most likely ones or near ties",
         measured={"tokens": len(gaps), "tokens that are not the most likely": len(odd)},
-        lenient=True,
     )
 
 
@@ -274,8 +270,6 @@ def _accuracy(tasks: CheckedCells) -> Finding:
             "lost": lost,
             "won": won,
         },
-        lenient=True,
-        needs=(BASELINE,),
     )
 
 
@@ -336,7 +330,6 @@ def _judge_parity(_: Context, seen: CheckedCells) -> list[Finding]:
             f" differ, none by more than {measured.get('largest gap nat', 0)} nat",
             measured=measured,
             warnings=seen.notes,
-            needs=(BASELINE,),
         )
     ]
 

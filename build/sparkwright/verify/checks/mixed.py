@@ -213,7 +213,6 @@ def _lost(
         against=against,
         passed=context.judged(f"{len(sure)} of {DECODERS} answers count rightly alone, and beside prompts"),
         warnings=warnings,
-        lenient=True,
     )
 
 

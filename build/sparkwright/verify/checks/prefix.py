@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from sparkwright.base.digests import digest_of
 from sparkwright.engine.cell import Cell, Prompt
-from sparkwright.engine.findings import PREFIX_CACHE, SPECULATION, Finding, Verdict
+from sparkwright.engine.findings import SPECULATION, Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.verify.check import Context
 from sparkwright.verify.checks.answers import (
@@ -121,7 +121,6 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
             f" answers differ, none by more than {measured.get('largest gap nat', 0)} nat",
             measured=measured,
             warnings=seen.notes,
-            needs=(PREFIX_CACHE,),
         )
     ]
 

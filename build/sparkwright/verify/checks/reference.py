@@ -250,7 +250,6 @@ def _prompts(reference: Reference, seen: CheckedCells) -> Finding:
         passed=f"{len(known)} prompts have the same number of tokens",
         measured={"prompts": len(known), "made of": reference.model, "made": reference.created},
         warnings=seen.notes,
-        lenient=True,
     )
 
 
@@ -335,7 +334,6 @@ def _answers(compared: _Compared, seen: CheckedCells) -> Finding:
         passed=f"{measured.get('answers that are the same %', 100)} % of {len(gaps)} answers are the same,"
         f" and none leaves the reference's by more than {max(gaps, default=0.0):.3f} nat",
         measured=measured,
-        lenient=True,
     )
 
 

@@ -162,7 +162,6 @@ def _others(seen: CheckedCells, answers: _Answers) -> Finding:
         against=against,
         passed=f"{apart} prompts have the same answer to two seeds",
         measured=_measured("two seeds", apart) | _measured("greedy and sampled", cold),
-        lenient=True,
     )
 
 

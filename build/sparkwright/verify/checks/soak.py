@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from sparkwright.engine.findings import PREFIX_CACHE, SPECULATION, Finding, Verdict
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.metrics.counters import SeriesAbsentError, counter_delta
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
@@ -118,15 +118,7 @@ def _exercised(traffic: CheckedCells) -> Finding:
         shown = f"{share:.0%} of prompt tokens came from the prefix cache"
         if pairs and share <= LEAST_HITS:
             against.append(_unused(traffic, share))
-    return conclude(
-        traffic,
-        "soak.exercised",
-        against=against,
-        passed=shown,
-        measured=measured,
-        lenient=True,
-        needs=(PREFIX_CACHE,),
-    )
+    return conclude(traffic, "soak.exercised", against=against, passed=shown, measured=measured)
 
 
 def _unused(traffic: CheckedCells, share: float) -> Reason:
@@ -165,8 +157,6 @@ def _holds(seen: CheckedCells, probes: Probes, context: Context, unfit: list[Rea
         passed="the same questions are drafted for at the end as at the beginning"
         f" ({', '.join(f'{kind} {value:.2f}' for kind, value in last.items())})",
         measured=measured,
-        lenient=True,
-        needs=(SPECULATION,),
     )
 
 
@@ -183,8 +173,6 @@ def _cached(seen: CheckedCells, probes: Probes, unfit: list[Reason]) -> Finding:
         against=against,
         passed=f"{measured.get('cached over cold', 'n/a')} times as well",
         measured=measured,
-        lenient=True,
-        needs=(SPECULATION, PREFIX_CACHE),
     )
 
 

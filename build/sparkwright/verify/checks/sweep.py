@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from sparkwright.engine.cell import Cell, Prompt
-from sparkwright.engine.findings import SPECULATION, Finding, Verdict
+from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.metrics.counters import identities
 from sparkwright.engine.observations import Observation
 from sparkwright.verify.check import Context
@@ -148,8 +148,6 @@ def _invariance(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
         passed=f"every level is within {INVARIANCE:.0%} of c={lowest}, as far as can be told apart from"
         " chance",
         measured=measured,
-        lenient=True,
-        needs=(SPECULATION,),
     )
 
 
@@ -225,7 +223,6 @@ def _tokens(seen: CheckedCells, method: str) -> Finding:
         against=against,
         passed=f"all identities hold within {largest:.2%}",
         measured={"largest deviation": round(largest, 5)},
-        lenient=True,
     )
 
 
@@ -260,7 +257,6 @@ def _client(seen: CheckedCells, grid: _Grid, context: Context) -> Finding:
         passed=passed,
         measured={"worst lag ms": max((o.lag_ms[0] for o in seen.sound), default=0.0)},
         warnings=flags,
-        lenient=True,
     )
 
 

@@ -161,14 +161,12 @@ def judge(context: Context, seen: CheckedCells) -> list[Finding]:
                 made_up=context.made_up,
             ),
             passed=context.judged(f"{answers_in(seen)} answers hold none"),
-            lenient=True,
         ),
         conclude(
             seen,
             "traffic.reasoning",
             against=against_each(seen, lambda _, one: reasoning_mark(one.answer), made_up=context.made_up),
             passed=context.judged(f"{answers_in(seen)} answers hold no mark of reasoning"),
-            lenient=True,
         ),
         _tools(context, seen.tagged(kind="tools")),
         _forced(seen.tagged(kind="forced")),
@@ -211,12 +209,7 @@ def _history(seen: CheckedCells) -> Finding:
             against.append((Verdict.FAIL, f"{cause} {kept[0]}: {shown}: earlier messages are dropped"))
         before = asked
     return conclude(
-        seen,
-        "traffic.history",
-        against=against,
-        passed="prompts grow with each turn",
-        measured=measured,
-        lenient=True,
+        seen, "traffic.history", against=against, passed="prompts grow with each turn", measured=measured
     )
 
 
@@ -235,7 +228,6 @@ def _tools(context: Context, seen: CheckedCells) -> Finding:
         passed=context.judged(f"{calls} calls in {answers_in(seen)} answers fit their schemas"),
         measured={"calls": calls, "answers with several calls": several},
         warnings=["no answer holds several calls, so that parallel ones were not seen"] if alone else [],
-        needs=(TOOLS,),
     )
 
 
@@ -269,7 +261,6 @@ def _forced(seen: CheckedCells) -> Finding:
             "cut": cut,
             "events with a call": sum(c.kind == "tool" for _, sample in samples for c in sample.chunks),
         },
-        needs=(TOOLS,),
     )
 
 
@@ -350,7 +341,6 @@ def _sent(seen: CheckedCells) -> Finding:
         passed=f"a picture takes {least} tokens or more",
         measured={"least tokens of a picture": least},
         warnings=seen.notes,
-        needs=(IMAGES,),
     )
 
 
@@ -372,8 +362,6 @@ def _sight(context: Context, seen: CheckedCells) -> Finding:
         against=against,
         passed=context.judged(f"{found} of {len(COLOURS)} colours are right, {guessed} without pictures"),
         measured={"colours": found, "colours without pictures": guessed},
-        lenient=True,
-        needs=(IMAGES,),
     )
 
 
