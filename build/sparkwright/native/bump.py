@@ -21,7 +21,7 @@ from sparkwright.base.events import emit, task
 from sparkwright.lock.bump import Decision, bump_command
 from sparkwright.lock.cmake import CMakeExtension, listed_files, oldest_gxx, read_extensions
 from sparkwright.lock.model import ExtensionSpec, Lock, NativePin, Package, SourcePin
-from sparkwright.native.packages import next_toolkit
+from sparkwright.native.packages import below, next_toolkit
 from sparkwright.native.sources import Revision, keep_source, packaged_tree, read_clone, read_revision
 from sparkwright.upstream.index import listing, project_of
 from sparkwright.upstream.releases import Access, as_artifact, is_clone
@@ -164,11 +164,7 @@ class NextSources:
         self._submodules[name] = revision.submodules
         if (text := revision.files.get("CMakeLists.txt")) is not None:
             self.listings[name] = text.data.decode(errors="replace")
-        gone = [
-            path
-            for path in pin.paths
-            if not any(found == path or found.startswith(f"{path}/") for found in revision.files)
-        ]
+        gone = [path for path in pin.paths if not any(map(below([path]), revision.files))]
         for path in gone:
             self._ask(
                 name, "paths", f"git ls-tree -r --name-only {pin.ref}", f"{path} is not in {pin.ref[:12]}"

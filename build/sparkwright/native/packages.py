@@ -115,8 +115,7 @@ def require_folders(package: Package, names: Iterable[str]) -> None:
     """Refuse a *package* of which a folder holds none of the members called *names*."""
     names = list(names)
     for folder in package.folders:
-        wanted = _is_wanted(structs.replace(package, folders=(folder,)))
-        if not any(wanted(name) for name in names):
+        if not any(map(below([folder]), names)):
             raise LockMismatchError(
                 f"{package.filename} has no {folder}",
                 because="its files have moved since the pinned version",
@@ -186,12 +185,15 @@ def _folder(store: Store, package: Package) -> Path:
     return store.toolchains / "packages" / package_key(package)[:32]
 
 
+def below(paths: Iterable[str], prefix: str = "") -> Callable[[str], bool]:
+    """Return what tells if a name is one of *paths* behind *prefix*, or in a folder among them."""
+    whole = {f"{prefix}{path}" for path in paths}
+    folders = tuple(f"{path}/" for path in whole)
+    return lambda name: name in whole or name.startswith(folders)
+
+
 def _is_wanted(package: Package) -> Callable[[str], bool]:
-    folders = package.folders
-    if not folders:
-        return lambda _: True
-    below = tuple(f"{folder}/" for folder in folders)
-    return lambda name: name in folders or name.startswith(below)
+    return below(package.folders) if package.folders else lambda _: True
 
 
 def _require_sane(infos: Sequence[zipfile.ZipInfo], name: str) -> None:

@@ -7,7 +7,7 @@ fetched prevents only the extensions that need it: a stand-in lets CMake configu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from sparkwright.git.trees import FileEntry, import_files
 from sparkwright.lock.check import require_native
 from sparkwright.lock.model import Lock, Package, SourcePin, named
 from sparkwright.native.model import SourceTree
-from sparkwright.native.packages import open_package, read_members
+from sparkwright.native.packages import below, open_package, read_members
 from sparkwright.upstream.archive import EXECUTABLE, REGULAR
 from sparkwright.upstream.releases import Access
 
@@ -157,12 +157,6 @@ def _from_package(access: Access, source: _Wanted) -> SourceTree:
     return _verified(access, source, tree, f"{package.project} {package.version}")
 
 
-def _below(paths: Iterable[str], prefix: str) -> Callable[[str], bool]:
-    whole = {f"{prefix}{path}" for path in paths}
-    below = tuple(f"{path}/" for path in whole)
-    return lambda name: name in whole or name.startswith(below)
-
-
 def _from_git(access: Access, source: _Wanted) -> SourceTree:
     """Return the tree at the git remote: one commit, and of its files only the requested ones.
 
@@ -232,7 +226,7 @@ def packaged_tree(
     is verified without.
     """
     prefix = f"{folder}/" if folder else ""
-    wanted = _below(paths, prefix)
+    wanted = below(paths, prefix)
     with open_package(access, package, wanted if in_parts else None) as wheel:
         files = {
             member.path.removeprefix(prefix): FileEntry(member.mode, b"".join(member.chunks))
@@ -267,7 +261,7 @@ def _revision(repository: Repository, tree: str, paths: Iterable[str]) -> Revisi
 
 
 def _chosen(files: Mapping[str, TreeEntry], paths: Iterable[str]) -> dict[str, TreeEntry]:
-    wanted = _below(paths, "")
+    wanted = below(paths)
     return {path: entry for path, entry in files.items() if wanted(path) and entry.mode != _SUBMODULE}
 
 
