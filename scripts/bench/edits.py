@@ -53,18 +53,18 @@ def edit_patch(root: Path, name: str, path: str = "", comment: str = "#") -> Non
     repository = open_repository(store.git)
     lock, carry = checkout.lock, load_carry(root / "carries" / name)
     pristine = open_source("index", Access(store, repository, read_settings())).pristine(lock).tree
-    ready = prepare(
-        repository, [carry], version=lock.release.version, find_base=lambda _: pristine, offline=True
-    )[0]
-    if ready.change is None:
-        raise SystemExit(ready.refusal)
+    change = prepare(
+        repository, carry, version=lock.release.version, find_base=lambda _: pristine, offline=True
+    )
+    if isinstance(change, str):
+        raise SystemExit(change)
     revision = carry.revision_for(lock.release.version)
     if revision is None:
         raise SystemExit(f"{name} has no patch")
     path = path or carry.patch(revision).paths[0]
-    data = repository.blob(repository.files(ready.change.theirs, [path])[path].blob)
+    data = repository.blob(repository.files(change.theirs, [path])[path].blob)
     edited = FileEntry("100644", data + f"\n{comment} edited: {never_seen()}\n".encode())
-    tree = patch_tree(repository, ready.change.theirs, {path: edited})
+    tree = patch_tree(repository, change.theirs, {path: edited})
     patch = carry.folder / revision.patch
     patch.write_bytes(repository.diff(pristine, tree, context=0))
     repository.close()

@@ -89,19 +89,17 @@ def git(folder: Path, *arguments: str, stdin: bytes = b"") -> bytes:
 
 def mailbox(job: Job, request: MergeRequest) -> bytes:
     """Return the carries as ``git format-patch`` would write them, with context."""
-    ready = prepare(
-        job.repository, request.carries, version=request.version, find_base=request.find_base, offline=True
-    )
     texts = []
-    for entry in ready:
-        if entry.change is None:
-            raise SystemExit(f"{entry.carry.name}: {entry.refusal}")
-        diff = job.repository.diff(entry.change.base, entry.change.theirs, context=3)
+    for carry in request.carries:
+        change = prepare(
+            job.repository, carry, version=request.version, find_base=request.find_base, offline=True
+        )
+        if isinstance(change, str):
+            raise SystemExit(f"{carry.name}: {change}")
+        diff = job.repository.diff(change.base, change.theirs, context=3)
         head = f"From {'0' * 40} Mon Sep 17 00:00:00 2001\nFrom: b <b@localhost>\n"
         head += "Date: Sat, 1 Jan 2000 00:00:00 +0000\n"
-        texts.append(
-            f"{head}Subject: [PATCH] {entry.carry.name}\n\n---\n\n".encode() + diff + b"-- \n2.0\n\n"
-        )
+        texts.append(f"{head}Subject: [PATCH] {carry.name}\n\n---\n\n".encode() + diff + b"-- \n2.0\n\n")
     return b"".join(texts)
 
 

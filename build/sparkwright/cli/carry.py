@@ -205,10 +205,10 @@ def _diff(job: Job, carry: Carry) -> bytes:
     if carry.spec.source is not None and (revision := carry.revision_for(version)):
         return (carry.folder / revision.patch).read_bytes()
     offline = job.options.offline
-    (ready,) = prepare(job.repository, [carry], version=version, find_base=job.find_base, offline=offline)
-    if ready.change is None:
-        raise PatchError(f"the change of {carry.name} cannot be shown", because=ready.refusal)
-    return job.repository.diff(ready.change.base, ready.change.theirs, context=_CONTEXT)
+    change = prepare(job.repository, carry, version=version, find_base=job.find_base, offline=offline)
+    if isinstance(change, str):
+        raise PatchError(f"the change of {carry.name} cannot be shown", because=change)
+    return job.repository.diff(change.base, change.theirs, context=_CONTEXT)
 
 
 def _spec(carry: Carry) -> Iterator[str]:

@@ -14,7 +14,7 @@ from sparkwright.carries.model import Carry
 from sparkwright.git.repository import Repository, TreeEntry
 from sparkwright.merge.absorb import CarryChange, History, history_signals
 from sparkwright.merge.landing import Landing, idle
-from sparkwright.merge.prepare import BaseFinder, Preparation, attempt, patched, prepare
+from sparkwright.merge.prepare import BaseFinder, attempt, patched, prepare
 from sparkwright.merge.report import MergedSource, MergeReport, Outcome, OutcomeKind
 from sparkwright.store.paths import Store
 
@@ -55,15 +55,11 @@ def merge_patchset(repository: Repository, request: MergeRequest) -> MergeReport
     trees = {_OWN: request.pristine, **request.sources}
     commit = repository.commit(request.pristine, message=f"pristine {request.version}")
     outcomes: list[Outcome] = []
-    prepared = _prepare(repository, request)
     for carry in request.carries:
         place = carry.spec.source or _OWN
         outcome = _declared(carry, request, trees, outcomes)
         if outcome is None:
-            ready = prepared.get(carry.name) or attempt(
-                carry, partial(_source_change, repository, carry, trees[place], version=request.version)
-            )
-            outcome = replace(_merge_one(repository, ready, request, trees[place]), source=place)
+            outcome = replace(_merge_one(repository, carry, request, trees[place]), source=place)
         outcomes.append(outcome)
         emit("merge.outcome", carry=carry.name, outcome=str(outcome.kind), detail=outcome.detail)
         if place == _OWN and outcome.tree != trees[_OWN]:
@@ -84,21 +80,6 @@ def merge_patchset(repository: Repository, request: MergeRequest) -> MergeReport
             if name in wanted
         ),
     )
-
-
-def _prepare(repository: Repository, request: MergeRequest) -> dict[str, Preparation]:
-    """Return the carries that are to be merged into vLLM's own tree, ready for it, by name."""
-    wanted = [
-        carry
-        for carry in request.carries
-        if carry.spec.source is None
-        and carry.name not in request.left_out
-        and carry.superseded_in(request.version) is None
-    ]
-    ready = prepare(
-        repository, wanted, version=request.version, find_base=request.find_base, offline=request.offline
-    )
-    return {preparation.carry.name: preparation for preparation in ready}
 
 
 def _declared(
@@ -132,12 +113,15 @@ def _without(carry: Carry, earlier: Outcome) -> tuple[OutcomeKind, str] | None:
     return None
 
 
-def _merge_one(repository: Repository, preparation: Preparation, request: MergeRequest, ours: str) -> Outcome:
-    carry, change = preparation.carry, preparation.change
-    if change is None:
-        return Outcome(carry=carry.name, kind=OutcomeKind.REFUSED, tree=ours, detail=preparation.refusal)
-    if because := idle(repository, change.base, change.theirs):
-        return Outcome(carry=carry.name, kind=OutcomeKind.REFUSED, tree=ours, detail=because)
+def _merge_one(repository: Repository, carry: Carry, request: MergeRequest, ours: str) -> Outcome:
+    version, offline = request.version, request.offline
+    if carry.spec.source is None:
+        change = prepare(repository, carry, version=version, find_base=request.find_base, offline=offline)
+    else:
+        change = attempt(partial(_source_change, repository, carry, ours, version=version))
+    refusal = change if isinstance(change, str) else idle(repository, change.base, change.theirs)
+    if refusal or isinstance(change, str):
+        return Outcome(carry=carry.name, kind=OutcomeKind.REFUSED, tree=ours, detail=refusal)
     landing = Landing(repository, carry.name, change, ours, request.store)
     signals = _history(repository, request, carry, change)
     return landing.absorbed(signals) if signals else landing.land()

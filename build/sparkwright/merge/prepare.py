@@ -6,7 +6,7 @@ head and the commit where it left upstream's branch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -38,41 +38,27 @@ BaseFinder = Callable[[Revision], str]
 _FATAL = (BusyError, ProcessError, StorageError, ToolError)
 
 
-@dataclass(frozen=True)
-class Preparation:
-    """A carry ready to be merged, or the reason why it cannot be."""
-
-    carry: Carry
-    change: CarryChange | None
-    refusal: str = ""
-
-
 def prepare(
-    repository: Repository, carries: Sequence[Carry], *, version: str, find_base: BaseFinder, offline: bool
-) -> list[Preparation]:
-    """Prepare every carry; what is wrong with one never hides the others.
+    repository: Repository, carry: Carry, *, version: str, find_base: BaseFinder, offline: bool
+) -> CarryChange | str:
+    """Return the change of *carry*, or the reason that it cannot be merged.
 
     *find_base* gives the pristine tree of a revision's own release; *offline* takes pull requests as the
     store has them.
     """
-    ready: list[Preparation] = []
-    for carry in carries:
-        if carry.spec.pull is not None:
-            change = partial(pull_change, repository, carry.spec.pull, offline=offline)
-        else:
-            change = partial(_own_change, repository, carry, version=version, find_base=find_base)
-        ready.append(attempt(carry, change))
-    return ready
+    if carry.spec.pull is not None:
+        return attempt(partial(pull_change, repository, carry.spec.pull, offline=offline))
+    return attempt(partial(_own_change, repository, carry, version=version, find_base=find_base))
 
 
-def attempt(carry: Carry, change: Callable[[], CarryChange]) -> Preparation:
-    """Return the result of *change*; an error in *carry* becomes its refusal, any other is raised."""
+def attempt(change: Callable[[], CarryChange]) -> CarryChange | str:
+    """Return the result of *change*; an error in the carry becomes a reason, any other is raised."""
     try:
-        return Preparation(carry, change())
+        return change()
     except _FATAL:
         raise
     except SparkwrightError as error:
-        return Preparation(carry, None, refusal=f"{error}. {error.next_step}".rstrip(". "))
+        return f"{error}. {error.next_step}".rstrip(". ")
 
 
 def _own_change(repository: Repository, carry: Carry, *, version: str, find_base: BaseFinder) -> CarryChange:
@@ -169,14 +155,10 @@ class CarryEditor:
     def merged(self, carry: Carry) -> MergeResult:
         """Return the change of *carry* merged onto the pin; with markers where that conflicts."""
         require_editable(carry, self.version)
-        (ready,) = prepare(
-            self.repository, [carry], version=self.version, find_base=self.find_base, offline=True
-        )
-        if ready.change is None:
-            raise PatchError(f"carry {carry.name} cannot be moved", because=ready.refusal)
-        return merge_trees(
-            self.repository, base=ready.change.base_commit, ours=self.pristine, theirs=ready.change.theirs
-        )
+        change = prepare(self.repository, carry, version=self.version, find_base=self.find_base, offline=True)
+        if isinstance(change, str):
+            raise PatchError(f"carry {carry.name} cannot be moved", because=change)
+        return merge_trees(self.repository, base=change.base_commit, ours=self.pristine, theirs=change.theirs)
 
     def moved(self, carry: Carry, folder: Path) -> bytes:
         """Return the change of *carry* as a patch against the pin; empty when that has it already.

@@ -15,7 +15,7 @@ from sparkwright.carries.patchset import closure
 from sparkwright.git.repository import Repository
 from sparkwright.merge.absorb import CarryChange
 from sparkwright.merge.engine import merge_patchset
-from sparkwright.merge.prepare import Preparation, prepare
+from sparkwright.merge.prepare import prepare
 from sparkwright.merge.report import MergeReport, Outcome, OutcomeKind
 from sparkwright.nightly.model import UpstreamCommit, UpstreamTarget
 from sparkwright.pipeline.job import Job
@@ -37,6 +37,7 @@ class Merging:
     job: Job
     target: UpstreamTarget
     _listed: dict[str, Sequence[UpstreamStep]] = field(default_factory=dict)
+    _changes: dict[str, CarryChange | None] = field(default_factory=dict)
 
     @functools.cached_property
     def report(self) -> MergeReport:
@@ -51,26 +52,6 @@ class Merging:
         request = self.job.merge_request(pristine, self.target.version)
         return merge_patchset(self.job.repository, replace(request, carries=tuple(carries)))
 
-    @functools.cached_property
-    def _ready(self) -> dict[str, Preparation]:
-        """Carries that are merged into upstream's own tree, with their changes, by name."""
-        left_out = self.job.spec.left_out
-        wanted = [
-            carry
-            for carry in self.job.spec.carries
-            if carry.spec.source is None
-            and carry.name not in left_out
-            and carry.superseded_in(self.target.version) is None
-        ]
-        ready = prepare(
-            self.job.repository,
-            wanted,
-            version=self.target.version,
-            find_base=self.job.find_base,
-            offline=self.job.options.offline,
-        )
-        return {one.carry.name: one for one in ready}
-
     def touched(self, carry: Carry) -> tuple[str, ...]:
         """Return the files that the change of *carry* is about; none where it cannot be made."""
         change = self._change(carry)
@@ -79,8 +60,20 @@ class Merging:
         )
 
     def _change(self, carry: Carry) -> CarryChange | None:
-        ready = self._ready.get(carry.name)
-        return None if ready is None else ready.change
+        """Return the change of *carry* where it is merged into upstream's own tree and can be made."""
+        if carry.name not in self._changes:
+            job, version = self.job, self.target.version
+            change: CarryChange | str = ""
+            if not (carry.spec.source or carry.name in job.spec.left_out or carry.superseded_in(version)):
+                change = prepare(
+                    job.repository,
+                    carry,
+                    version=version,
+                    find_base=job.find_base,
+                    offline=job.options.offline,
+                )
+            self._changes[carry.name] = None if isinstance(change, str) else change
+        return self._changes[carry.name]
 
     def alone(self, carry: Carry) -> OutcomeKind:
         """Return the outcome of *carry* with nothing but what it requires."""
