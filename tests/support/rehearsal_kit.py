@@ -7,6 +7,7 @@ import sysconfig
 import tempfile
 import venv
 from pathlib import Path
+from platform import machine
 
 import msgspec
 import small_release
@@ -16,7 +17,6 @@ from tiny_release import TinyRelease, make_tiny
 from world import World
 
 from sparkwright.lock.model import RehearsalPin
-from sparkwright.rehearsal.stock import machine
 from sparkwright.rehearsal.tree import environment_key, read_requirements
 from sparkwright.store.paths import Store
 
@@ -60,6 +60,7 @@ _TRANSFORMERS = '''\
 """The part of transformers that reads GGUF, for a model of one byte."""
 import json
 from pathlib import Path
+from platform import machine
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "dtype": "bfloat16", "vocab_size": 8,

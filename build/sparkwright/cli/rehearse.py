@@ -127,7 +127,7 @@ def _shown(result: RehearsalResult) -> Iterator[Part]:
     for file in result.files:
         name = Path(file.path).name
         yield f"{name:<14} {file.path}  {human_size(file.size)}  sha256 {file.sha256}"
-    yield "next", f"open {result.report}"
+    yield "next", f"read {result.report}"
 
 
 def _failure(result: RehearsalResult) -> SparkwrightError | None:
@@ -139,5 +139,5 @@ def _failure(result: RehearsalResult) -> SparkwrightError | None:
     return kind(
         "the merged Python does not serve as it should" if failed else "the rehearsal is undecided",
         because="\n".join(causes),
-        next_step=f"open {result.report}",
+        next_step=f"read {result.report}",
     )

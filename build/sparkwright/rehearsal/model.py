@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from sparkwright.base.config import Model, to_builtins
 from sparkwright.base.digests import sha256_file, to_json
-from sparkwright.base.text import code_span
 from sparkwright.engine.outcomes import CheckOutcome
 from sparkwright.merge.report import MergeReport, OutcomeKind
 from sparkwright.store.disk import storing, write_atomically
@@ -105,7 +104,7 @@ def worst(checks: tuple[CheckOutcome, ...]) -> Verdict:
 
 # The report ---------------------------------------------------------------------------------------
 
-PAGE, DATA = "rehearsal.md", "rehearsal.json"
+DATA = "rehearsal.json"
 
 
 def statements(report: MergeReport, served: ServedTree, *, wanted: str) -> tuple[str, ...]:
@@ -141,35 +140,12 @@ def statements(report: MergeReport, served: ServedTree, *, wanted: str) -> tuple
 
 
 def write_report(result: RehearsalResult, folder: Path) -> RehearsalResult:
-    """Write the page and the data into *folder*; return *result* with every file's size and digest.
+    """Write *result* into *folder*; return it with every file's size and digest.
 
     Raises:
         StorageError: the disk is full or cannot be written.
     """
     with storing(f"writing {folder}", instead="give another folder with --out"):
-        write_atomically(folder / PAGE, _page(result, folder).encode())
         write_atomically(folder / DATA, to_json(to_builtins(result)) + b"\n")
-    paths = [folder / PAGE, folder / DATA, *sorted(folder.glob("*/report.html"))]
+    paths = [folder / DATA, *sorted(folder.glob("*/report.html"))]
     return replace(result, files=tuple(map(WrittenFile.at, paths)))
-
-
-def _page(result: RehearsalResult, folder: Path) -> str:
-    rows = [f"| {one.name} | {one.verdict} | {code_span(one.detail)} |" for one in result.checks]
-    links = [
-        f"* [{path.parent.name}]({path.relative_to(folder).as_posix()})"
-        for path in sorted(folder.glob("*/report.html"))
-    ]
-    return "\n".join(
-        [
-            f"# Rehearsal on vllm {result.version}: {result.verdict}",
-            "",
-            *(f"* {statement}" for statement in result.statements),
-            "",
-            "| check | verdict | because |",
-            "|---|---|---|",
-            *rows,
-            "",
-            *links,
-            "",
-        ]
-    )

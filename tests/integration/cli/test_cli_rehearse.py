@@ -43,7 +43,7 @@ class TestVerdicts:
         assert (result["verdict"], result["version"], result["exact"]) == ("passed", "1.2.0", True)
         for entry in result["files"]:
             assert Path(entry["path"]).stat().st_size == entry["size"]
-        assert "passed" in (tmp_path / "out" / "rehearsal.md").read_text()
+        assert json.loads((tmp_path / "out" / "rehearsal.json").read_bytes())["verdict"] == "passed"
 
     def test_a_carry_that_spoils_cached_answers_fails_where_they_are_compared(self, staged: World) -> None:
         staged.carry("spoil", {"vllm/fault.py": "FAULT = 'stale-cache'\n"})
