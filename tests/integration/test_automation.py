@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from kit import write_program
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = ROOT / ".github" / "workflows"
@@ -143,9 +144,7 @@ def test_a_release_of_another_version_or_whose_audit_fails_ends_before_anything_
 ):
     shutil.copytree(ROOT / "ci", tmp_path / "ci")
     (tmp_path / "Makefile").write_text(MAKEFILE)
-    (tmp_path / ".venv/bin").mkdir(parents=True)
-    (tmp_path / ".venv/bin/python").write_text("#!/bin/sh\necho 1.2\n")
-    (tmp_path / ".venv/bin/python").chmod(0o755)
+    write_program(tmp_path / ".venv/bin/python", "echo 1.2")
     (tmp_path / "made").touch()
     environment = {
         **os.environ, "GITHUB_REF_TYPE": "tag", "GITHUB_REF_NAME": tag, "FAILS": fails,
@@ -169,8 +168,7 @@ def test_a_release_names_each_machines_wheel_whatever_platform_it_is_for(tmp_pat
     (tmp_path / ".venv/bin").mkdir(parents=True)
     (tmp_path / "dist").mkdir()
     for program in ("python", "sparkwright", "uv"):
-        (tmp_path / ".venv/bin" / program).write_text("#!/bin/sh\necho 1.2\n")
-        (tmp_path / ".venv/bin" / program).chmod(0o755)
+        write_program(tmp_path / ".venv/bin" / program, "echo 1.2")
     environment = {**os.environ, "GITHUB_REF_TYPE": "", "GITHUB_OUTPUT": str(tmp_path / "output")}
     subprocess.run([tmp_path / "ci/release-build.sh"], env=environment, check=True, capture_output=True)
     told = dict(line.split("=") for line in (tmp_path / "output").read_text().splitlines())
@@ -256,9 +254,7 @@ def test_targets_that_are_asked_for_are_words_and_nothing_else(tmp_path):
 def verify_units(folder: Path, **replaced: str) -> subprocess.CompletedProcess[str]:
     """What systemd says of the units, on a machine that has the checkout."""
     program = folder / "checkout" / ".venv" / "bin" / "sparkwright"
-    program.parent.mkdir(parents=True)
-    program.write_text("#!/bin/sh\n")
-    program.chmod(0o755)
+    write_program(program, "")
     for unit in UNITS.iterdir():
         text = unit.read_text().replace(CHECKOUT, str(folder / "checkout"))
         for right, wrong in replaced.items():

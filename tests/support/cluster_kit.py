@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import shutil
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,8 +13,9 @@ from pathlib import Path
 import msgspec
 import psutil
 import pytest
+from kit import write_program
 from small_extension import make_builder, make_inputs
-from ssh_kit import Sshd
+from ssh_kit import Sshd, wrap_ssh
 from warm import PROGRAM
 from world import SOURCE_ROOT
 
@@ -150,9 +150,8 @@ def cluster(hosts: list[Host]) -> tuple[str, str]:
 
 def card(host: Host, capability: str) -> None:
     """Let the machine's ``nvidia-smi`` name a card with that compute capability, or find none."""
-    program = host.sshd.folder / "programs" / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\ncase $1 in *compute_cap) echo {capability};; *) exit 1;; esac\n")
-    program.chmod(0o755)
+    script = f"case $1 in *compute_cap) echo {capability};; *) exit 1;; esac"
+    write_program(host.sshd.folder / "programs" / "nvidia-smi", script)
 
 
 def use_ssh(monkeypatch: pytest.MonkeyPatch, hosts: list[Host]) -> None:
@@ -164,9 +163,4 @@ def use_ssh(monkeypatch: pytest.MonkeyPatch, hosts: list[Host]) -> None:
     keys = "".join(f"  IdentityFile {host.sshd.folder}/client\n" for host in hosts)
     known_hosts = f"  UserKnownHostsFile {folder}/known\n  StrictHostKeyChecking yes\n"
     (folder / "config").write_text(f"Host *\n{keys}  IdentitiesOnly yes\n{known_hosts}")
-    real = shutil.which("ssh")
-    wrapper = folder / "bin" / "ssh"
-    wrapper.parent.mkdir(exist_ok=True)
-    wrapper.write_text(f'#!/bin/sh\nexec {real} -F {folder}/config "$@"\n')
-    wrapper.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{wrapper.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{wrap_ssh(folder, folder / 'config')}:{os.environ['PATH']}")

@@ -279,6 +279,14 @@ def _mounted(mount: str, folder: Path) -> tuple[str, ...]:
     return prefix
 
 
+def write_program(path: Path, text: str, interpreter: str = "/bin/sh") -> Path:
+    """Write a program of *text* for *interpreter*, in a folder that is made if it is not there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!{interpreter}\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
 def load_file(path: Path) -> Any:
     """Return the module in *path*, where no search finds it."""
     found = importlib.util.spec_from_file_location(path.stem, path)

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 from http_index import Index
-from kit import toml
+from kit import toml, write_program
 
 from sparkwright.base.config import to_builtins
 from sparkwright.git.repository import TreeEntry
@@ -217,11 +217,7 @@ class Machine:
             self.script(each, f"echo '{self.binutils}'")
 
     def script(self, name: str, text: str) -> Path:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        path = self.folder / name
-        path.write_text(f"#!/bin/sh\n{text}\n")
-        path.chmod(0o755)
-        return path
+        return write_program(self.folder / name, text)
 
 
 # Answers what is asked of a compiler; asked to link, it writes its arguments where the result should be.

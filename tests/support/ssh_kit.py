@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from kit import write_program
 from rehearsal_kit import SERVE, SOURCES
 from tiny_release import TinyRelease, make_tiny
 from wheelkit import plain_wheel
@@ -56,9 +57,9 @@ SIMULATOR_PATH = "{path}"
 
 [profile]
 categories = ["code"]
-least-requests = {requests}
+least-requests = 4
 requests-per-client = 1
-max-tokens = {tokens}
+max-tokens = 48
 waves = 1
 off-grid = [3]
 """
@@ -79,7 +80,7 @@ class Sshd:
 
     def install_on_path(self, script: str) -> None:
         """Let ``sparkwright`` on that machine's PATH be the shell *script*."""
-        _write_script(self.folder / "programs" / "sparkwright", script)
+        write_program(self.folder / "programs" / "sparkwright", script)
 
     def connections(self) -> list[psutil.Process]:
         """Return the processes of sshd that serve one connection each."""
@@ -110,10 +111,7 @@ def running_sshd(folder: Path) -> Iterator[Sshd]:
     (folder / "sshd").write_text((SSHD_CONFIG + _HERE).format(port=port, folder=folder))
     (folder / "known").write_text(f"[127.0.0.1]:{port} {(folder / 'host.pub').read_text()}")
     (folder / "ssh").write_text(SSH_CONFIG.format(folder=folder))
-    (folder / "bin").mkdir()
-    wrapper = folder / "bin" / "ssh"
-    wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {folder}/ssh "$@"\n')
-    wrapper.chmod(0o755)
+    wrap_ssh(folder, folder / "ssh")
     if os.getuid() == 0:
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # where sshd, as root, confines a part of itself
     log = (folder / "log").open("wb")
@@ -131,10 +129,10 @@ def running_sshd(folder: Path) -> Iterator[Sshd]:
             process.kill()
 
 
-def _write_script(path: Path, script: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{script}")
-    path.chmod(0o755)
+def wrap_ssh(folder: Path, configuration: Path) -> Path:
+    """Make an ``ssh`` of that configuration; return the folder for PATH."""
+    script = f'exec {shutil.which("ssh")} -F {configuration} "$@"'
+    return write_program(folder / "bin" / "ssh", script).parent
 
 
 def _listens(port: int) -> bool:
@@ -147,24 +145,24 @@ def fault_file(fault: str) -> tuple[tuple[str, str], ...]:
     return (("vllm/fault.py", f"FAULT = {fault!r}\n"),)
 
 
-def served_release(version: str = "1.2.0", changes: tuple[tuple[str, str], ...] = ()) -> TinyRelease:
+def served_release(*, changes: tuple[tuple[str, str], ...] = ()) -> TinyRelease:
     """Return a release whose ``vllm serve`` is the simulator, with the fault that ``vllm/fault.py`` names."""
     found = 'import os\nsys.path += os.environ["SIMULATOR_PATH"].split(":")\n'
     assert SERVE.count("from sparkwright") == 1
     serve = SERVE.replace("from sparkwright", f"{found}from sparkwright")
     sources = {**SOURCES, "vllm/entrypoints/cli/main.py": serve, **dict(changes)}
-    return make_tiny(version, changes=tuple(sources.items()))
+    return make_tiny(changes=tuple(sources.items()))
 
 
-def write_recipe(path: Path, *, requests: int = 4, tokens: int = 48) -> Path:
+def write_recipe(path: Path) -> Path:
     """Write the recipe that serves such a release."""
     found = f"{SOURCE_ROOT}:{sysconfig.get_path('purelib')}"
-    path.write_text(_RECIPE.format(path=found, requests=requests, tokens=tokens))
+    path.write_text(_RECIPE.format(path=found))
     return path
 
 
-def torch_wheel(version: str = TORCH) -> tuple[str, bytes]:
+def torch_wheel() -> tuple[str, bytes]:
     """Name and bytes of a torch with nothing in it, which the wheels require."""
     with tempfile.TemporaryDirectory() as folder:
-        path = plain_wheel(Path(folder), "torch", version)
+        path = plain_wheel(Path(folder), "torch", TORCH)
         return path.name, path.read_bytes()

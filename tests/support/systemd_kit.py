@@ -151,9 +151,9 @@ class Service:
             lines[pid] = raw.replace("\0", " ").strip()
         return lines
 
-    def signal(self, name: str, part: str, without: str = "guard.py") -> None:
-        """Send a signal to the one process with *part* and not *without* in its command line."""
-        (pid,) = (pid for pid, line in self.processes().items() if part in line and without not in line)
+    def signal(self, name: str, part: str) -> None:
+        """Send a signal to the one process with *part* in its command line that is no guard."""
+        (pid,) = (pid for pid, line in self.processes().items() if part in line and "guard.py" not in line)
         self.container.run("kill", f"-{name}", str(pid), check=True)
 
     # Its answers ----------------------------------------------------------------------------------
@@ -186,5 +186,5 @@ class Service:
     def wait_for_answer(self) -> None:
         wait_until(self.chat, patience_s=PATIENCE_S)
 
-    def wait_for_journal(self, text: str, times: int = 1) -> None:
-        wait_until(lambda: self.journal().count(text) >= times, patience_s=PATIENCE_S)
+    def wait_for_journal(self, text: str) -> None:
+        wait_until(lambda: text in self.journal(), patience_s=PATIENCE_S)

@@ -23,8 +23,9 @@ from typing import Any
 import psutil
 import pytest
 from command import SEVERAL
+from kit import write_program
 from serve_kit import Serving
-from ssh_kit import SSH_CONFIG, SSHD, SSHD_CONFIG
+from ssh_kit import SSH_CONFIG, SSHD, SSHD_CONFIG, wrap_ssh
 from world import SOURCE_ROOT, wait_until
 
 FAST, SLOW = "enp1s0f0np0", "enP7s7"
@@ -33,7 +34,7 @@ MODEL = "org/tiny"
 _MOUNTED = 'mount --bind "$1" /sys/class && shift && exec "$@"'
 _SERVER = """\
 Port 22
-SetEnv HOME={there} XDG_CACHE_HOME={there}/cache HF_HOME={there}/hf PATH={folder}/there:{path} {more}
+SetEnv HOME={there} XDG_CACHE_HOME={there}/cache HF_HOME={there}/hf PATH={folder}/there:/usr/bin:/bin
 """
 _CLIENT = """\
 Host {name}
@@ -109,14 +110,12 @@ class TwoHosts:
         folder: with the homes ``here`` and ``there``, and ssh's files.
         python: the interpreter of an environment with vLLM.
         recipe: for two machines.
-        own_sys: /sys is that of this machine.
     """
 
     folder: Path
     namespaces: tuple[str, str]
     python: Path
     recipe: Path
-    own_sys: bool = False
     sshd: subprocess.Popen[bytes] | None = None
     caller: subprocess.Popen[str] | None = None
 
@@ -128,7 +127,7 @@ class TwoHosts:
     def copies(self) -> Path:
         return self.there / "cache" / "sparkwright-peer"
 
-    def sysfs(self, host: int, speed: dict[str, int], *, rdma: bool = True) -> None:
+    def sysfs(self, host: int, speed: dict[str, int]) -> None:
         """Write what /sys says of the interfaces of a machine."""
         root = self.folder / f"sys-{host}"
         for name, mbps in speed.items():
@@ -136,19 +135,16 @@ class TwoHosts:
             (place / "device").mkdir(parents=True, exist_ok=True)
             (place / "operstate").write_text("up\n")
             (place / "speed").write_text(f"{mbps}\n")
-        if rdma:
-            (root / "net" / FAST / "device" / "infiniband" / "rocep1s0f0").mkdir(parents=True, exist_ok=True)
-            port = root / "infiniband" / "rocep1s0f0" / "ports" / "1"
-            port.mkdir(parents=True, exist_ok=True)
-            (port / "state").write_text("4: ACTIVE\n")
-            (port / "rate").write_text("200 Gb/sec (4X HDR)\n")
+        (root / "net" / FAST / "device" / "infiniband" / "rocep1s0f0").mkdir(parents=True, exist_ok=True)
+        port = root / "infiniband" / "rocep1s0f0" / "ports" / "1"
+        port.mkdir(parents=True, exist_ok=True)
+        (port / "state").write_text("4: ACTIVE\n")
+        (port / "rate").write_text("200 Gb/sec (4X HDR)\n")
 
     def inside(self, host: int, *words: str | Path) -> list[str]:
         """Return the command that runs *words* on a machine."""
-        entered = ["ip", "netns", "exec", self.namespaces[host]]
-        if not self.own_sys:
-            entered += ["sh", "-c", _MOUNTED, "sh", str(self.folder / f"sys-{host}")]
-        return [*entered, *map(str, words)]
+        mounted = ["sh", "-c", _MOUNTED, "sh", str(self.folder / f"sys-{host}")]
+        return ["ip", "netns", "exec", self.namespaces[host], *mounted, *map(str, words)]
 
     def processes(self) -> list[psutil.Process]:
         """Return the processes of the second machine, but the sshd that listens."""
@@ -230,19 +226,14 @@ class TwoHosts:
 
 
 @contextlib.contextmanager
-def two_hosts(folder: Path, card: str = "") -> Iterator[TwoHosts]:
-    """Yield two machines; skip the test where namespaces or sshd cannot be had.
-
-    Args:
-        folder: a new folder.
-        card: number of the card that the second machine has; both then have this machine's /sys.
-    """
+def two_hosts(folder: Path) -> Iterator[TwoHosts]:
+    """Yield two machines in a new folder; skip the test where namespaces or sshd cannot be had."""
     if os.getuid() != 0:
         pytest.skip("network namespaces are made by root alone")
     if SSHD is None or not all(map(shutil.which, ("ssh", "ip"))):
         pytest.skip("no OpenSSH server and client, or no iproute2, are installed here")
     names = (f"sw{os.getpid()}a", f"sw{os.getpid()}b")
-    hosts = _made(folder, names, card)
+    hosts = _made(folder, names)
     try:
         try:
             _link(names)
@@ -282,33 +273,28 @@ def _link(names: Sequence[str]) -> None:
             _run("ip", "-n", name, "link", "set", interface, "up")
 
 
-def _made(folder: Path, names: tuple[str, str], card: str) -> TwoHosts:
+def _made(folder: Path, names: tuple[str, str]) -> TwoHosts:
     ssh = folder / "ssh"
-    for name in ("here", "there", "ssh/bin", "ssh/there"):
+    for name in ("here", "there", "ssh/there"):
         (folder / name).mkdir(parents=True)
     for name in ("host", "client"):
         _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", ssh / name)
-    path, more = (os.environ["PATH"], f"CUDA_VISIBLE_DEVICES={card}") if card else ("/usr/bin:/bin", "")
-    server = (SSHD_CONFIG + _SERVER).format(folder=ssh, there=folder / "there", path=path, more=more)
+    server = (SSHD_CONFIG + _SERVER).format(folder=ssh, there=folder / "there")
     (ssh / "sshd").write_text(server)
     (ssh / "known").write_text(f"10.77.2.2 {(ssh / 'host.pub').read_text()}")
     (ssh / "config").write_text((_CLIENT + SSH_CONFIG).format(folder=ssh, name=NAME))
-    program = ssh / "bin" / "ssh"
-    program.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {ssh}/config "$@"\n')
-    program.chmod(0o755)
+    wrap_ssh(ssh, ssh / "config")
     _write_model(folder / "here" / "hf" / "hub")
-    hosts = TwoHosts(
-        folder, names, _write_environment(folder / "environment"), folder / "tiny-2x.toml", own_sys=bool(card)
-    )
+    hosts = TwoHosts(folder, names, _write_environment(folder / "environment"), folder / "tiny-2x.toml")
     write_recipe(hosts)
     for host in (0, 1):
         hosts.sysfs(host, {FAST: 200_000, SLOW: 10_000})
     return hosts
 
 
-def write_recipe(hosts: TwoHosts, *, nodes: int = 2, model: str = MODEL) -> None:
+def write_recipe(hosts: TwoHosts, *, nodes: int = 2) -> None:
     path = f"{SOURCE_ROOT}:{sysconfig.get_path('purelib')}"
-    text = _RECIPE.format(model=model, nodes=nodes, path=path)
+    text = _RECIPE.format(model=MODEL, nodes=nodes, path=path)
     hosts.recipe.write_text(text)
 
 
@@ -344,9 +330,7 @@ def _write_environment(folder: Path) -> Path:
     info = packages / "vllm-0.33.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.33.0\n")
-    script = folder / "bin" / "ninja"
-    script.write_text(f"#!{folder}/bin/python\nimport sys\nprint(sys.prefix)\n")
-    script.chmod(0o755)
+    write_program(folder / "bin" / "ninja", "import sys\nprint(sys.prefix)", f"{folder}/bin/python")
     return folder / "bin" / "python"
 
 

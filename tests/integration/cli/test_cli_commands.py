@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import wheelkit
-from kit import UpstreamRepository
+from kit import UpstreamRepository, write_program
 from native_kit import native_tables, offer_toolkit, with_native
 from tiny_release import make_tiny
 from world import World
@@ -169,10 +169,8 @@ class TestDoctor:
     def test_an_old_git_or_none(self, world: World, text: str, says: str) -> None:
         world.good("doctor")  # the store's repository exists, so that nobody asks git for its version before
         folder = world.folder / "bin"
-        folder.mkdir()
         if text:
-            (folder / "git").write_text(f"#!/bin/sh\necho {text}\n")
-            (folder / "git").chmod(0o755)
+            write_program(folder / "git", f"echo {text}")
         world.environment["PATH"] = str(folder)
         assert self.verdicts(world)["git"] == "fail"
         world.new_store("cold", probes=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from kit import Content, make_tree, write_diff
+from kit import Content, make_tree, write_diff, write_program
 from native_kit import native_tables, offer_toolkit, with_native
 from wheelkit import elf, pack, sha256, unpack
 from world import World
@@ -237,16 +237,13 @@ class TestNative:
             assert verdicts()["binaries-identical"] == verdict
 
     def test_on_the_card_itself_it_is_the_default(self, compiling: World, tmp_path: Path) -> None:
-        program = tmp_path / "bin" / "nvidia-smi"
-        program.parent.mkdir()
-        program.write_text("#!/bin/sh\necho 12.1\n")
-        program.chmod(0o755)
+        program = write_program(tmp_path / "bin" / "nvidia-smi", "echo 12.1")
         compiling.environment["PATH"] = f"{program.parent}:/usr/bin:/bin"
         here = ("--platform", platform.machine())
         assert compiling.good("wheel", "--plan", "--json", *here).json["kernels"] == "native"
         other = "x86_64" if platform.machine() == "aarch64" else "aarch64"
         assert compiling.good("wheel", "--plan", "--json", "--platform", other).json["kernels"] == "upstream"
-        program.write_text("#!/bin/sh\necho 12.0\n")
+        write_program(program, "echo 12.0")
         assert compiling.good("wheel", "--plan", "--json", *here).json["kernels"] == "upstream"
 
 

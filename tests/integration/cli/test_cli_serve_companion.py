@@ -13,6 +13,7 @@ import companion_kit as kit
 import pytest
 import wheelkit
 from command import call
+from kit import write_program
 
 from sparkwright.base.errors import ConfigError, NotInStoreError, UnknownNameError
 from sparkwright.cli.main import main
@@ -30,13 +31,11 @@ SPEC = load_companion(ROOT / "patchsets" / "companions" / "0.33.toml")
 @pytest.fixture
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A wheel of vLLM, on a machine with a card of 12.1."""
-    program = tmp_path / "bin" / "nvidia-smi"
-    program.parent.mkdir()
-    program.write_text(
-        "#!/bin/sh\ncase $1 in *compute-apps*) ;; *=compute_cap) echo 12.1;; "
-        "*) echo 'NVIDIA GB10, 12.1, 580.95.05, [N/A], [N/A], Enabled';; esac\n"
+    program = write_program(
+        tmp_path / "bin" / "nvidia-smi",
+        "case $1 in *compute-apps*) ;; *=compute_cap) echo 12.1;; "
+        "*) echo 'NVIDIA GB10, 12.1, 580.95.05, [N/A], [N/A], Enabled';; esac",
     )
-    program.chmod(0o755)
     monkeypatch.setenv("PATH", str(program.parent), prepend=os.pathsep)
     monkeypatch.setenv("SPARKWRIGHT_HOME", str(tmp_path / "store"))
     monkeypatch.chdir(ROOT)

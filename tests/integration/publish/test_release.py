@@ -17,6 +17,7 @@ import pytest
 import wheelkit
 from channel_kit import POLICY, ChannelWorld, now, small_wheel
 from forge import TOKEN, Forge, forge
+from kit import write_program
 
 from sparkwright.base.errors import (
     ConfigError,
@@ -425,7 +426,6 @@ def test_the_dry_run_sends_and_changes_nothing(world: ChannelWorld, hub: Forge, 
 
 ROOT = Path(__file__).parents[3]
 PROGRAM = f"""\
-#!/bin/sh
 [ "$1" != audit ] || exec cp -r audits/. dist/evidence
 exec {Path(sys.executable).with_name("sparkwright")} "$@"
 """
@@ -444,9 +444,7 @@ class Publisher:
         shutil.copy(ROOT / "upstream.lock", self.folder)
         (self.folder / "patchsets/channels.toml").write_text(POLICIES)
         (self.folder / "Makefile").write_text(".venv/.ready:\n")
-        (self.folder / ".venv/bin").mkdir(parents=True)
-        (self.folder / ".venv/bin/sparkwright").write_text(PROGRAM)
-        (self.folder / ".venv/bin/sparkwright").chmod(0o755)
+        write_program(self.folder / ".venv/bin/sparkwright", PROGRAM)
         (self.folder / ".gitignore").write_text("dist\n")
         origin = world.folder / "origin.git"
         self.git("init", "--quiet")

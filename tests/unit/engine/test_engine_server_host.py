@@ -9,6 +9,7 @@ import preflight_kit
 import psutil
 import pytest
 import wheelkit
+from kit import write_program
 
 from sparkwright.base.errors import IncompatibleOptionsError, NotInStoreError, ServerError
 from sparkwright.base.machine import card_capability, card_memory_gib
@@ -26,9 +27,7 @@ def card(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, says: str, status: int
 
 
 def smi(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
-    program.chmod(0o755)
+    write_program(tmp_path / "nvidia-smi", script)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
 

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from kit import Content, make_tree, small_disk
+from kit import Content, make_tree, small_disk, write_program
 
 import sparkwright
 from sparkwright.base.errors import ProcessError, RefError, ToolError
@@ -83,10 +83,8 @@ def hostile_home(tmp_path: Path) -> dict[str, str]:
     attributes.parent.mkdir(parents=True)
     attributes.write_text("* merge=union -diff text eol=crlf\n")
     hooks = home / "hooks"
-    hooks.mkdir()
     for hook in ("reference-transaction", "post-checkout"):
-        (hooks / hook).write_text("#!/bin/sh\nexit 1\n")
-        (hooks / hook).chmod(0o755)
+        write_program(hooks / hook, "exit 1")
     text = f"""
 [user]
     name = Somebody Else
@@ -306,11 +304,7 @@ def test_a_kept_object_survives_git_s_clean_up(repository: Repository) -> None:
 
 
 def fake_git(tmp_path: Path, says: str) -> str:
-    folder = tmp_path / "bin"
-    folder.mkdir()
-    program = folder / "git"
-    program.write_text(f"#!/bin/sh\necho '{says}'\n")
-    program.chmod(0o755)
+    folder = write_program(tmp_path / "bin" / "git", f"echo '{says}'").parent
     return str(folder)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from kit import write_program
 from test_patchset import COMPILING, LOCK
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
@@ -20,9 +21,7 @@ def card(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
     def install(script: str) -> None:
-        program = tmp_path / "nvidia-smi"
-        program.write_text(f"#!/bin/sh\n{script}\n")
-        program.chmod(0o755)
+        write_program(tmp_path / "nvidia-smi", script)
 
     return install
 
