@@ -83,7 +83,6 @@ def built(**changes: Any) -> NightBuild:
         "version": "1.3.0+spark.2",
         "sha256": "ab" * 32,
         "size": 412_345_678,
-        "seconds": 92.4,
         "audited": True,
     }
     return NightBuild(**{**told, **changes})
@@ -93,7 +92,6 @@ def night(*targets: TargetNight, **changes: Any) -> Night:
     told: dict[str, Any] = {
         "id": "12",
         "date": "2026-11-22",
-        "started": "2026-11-22T03:00:05+00:00",
         "patchset": "spark",
         "pin": "1.2.0",
         "verdict": NightVerdict.GREEN,
@@ -136,8 +134,7 @@ def eventful() -> Night:
     release = found(
         *carries,
         build=built(left_out=("carry-conflict", "carry-broken-probe")),
-        rehearsal=NightCheck(status="passed", report="/srv/rehearsal/report.html", seconds=143.0),
-        seconds=31.2,
+        rehearsal=NightCheck(status="passed", report="/srv/rehearsal/report.html"),
     )
     tip = target("1.3.1.dev7+g8a8a8a8a8", kind="commit", commit="8a" * 20, wheel=False, history=True)
     commit = found(

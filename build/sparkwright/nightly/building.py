@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,7 +63,6 @@ def build(
         return Built(NightBuild(status="skipped", reason=f"no wheel of {target.label} could be looked for"))
     if target.wheel is False and target.kind == "release":
         return Built(NightBuild(status="skipped", reason=f"upstream has no wheel of {target.label}"))
-    started = time.monotonic()
     chosen = _closed(job, {carry.name for carry in carries if carry.standing is Standing.GOOD})
     left_out = tuple(carry.name for carry in carries if carry.name not in chosen)
     failed = NightBuild(status="failed", carries=chosen, left_out=left_out)
@@ -86,11 +84,9 @@ def build(
     except _FATAL:
         raise
     except NativeInputsError as error:  # only a compiler could build it
-        seconds = round(time.monotonic() - started, 3)
-        return Built(with_fields(failed, status="skipped", reason=str(error), seconds=seconds))
+        return Built(with_fields(failed, status="skipped", reason=str(error)))
     except SparkwrightError as error:
-        seconds = round(time.monotonic() - started, 3)
-        return Built(with_fields(failed, reason=str(error), seconds=seconds))
+        return Built(with_fields(failed, reason=str(error)))
     wheel = require(state.wheel)
     path = folder / "locks" / f"{target.label}.lock"
     write_atomically(path, text.encode())
@@ -100,7 +96,6 @@ def build(
         version=ready.version,
         sha256=wheel.sha256,
         size=job.store.file_path(wheel.sha256).stat().st_size,
-        seconds=round(time.monotonic() - started, 3),
         audited=bool(state.audit),
         carries=chosen,
         left_out=left_out,
@@ -149,7 +144,6 @@ def rehearse(built: Built, label: str, folder: Path, verifier: Verifier) -> Nigh
     """
     if built.job is None or built.report is None:
         return NightCheck(status="skipped", reason=built.night.reason or "no wheel was built")
-    started = time.monotonic()
     try:
         found = rehearsal.rehearse(
             built.job, built.report, verifier, RehearsalOptions(out=folder / "rehearsal" / label)
@@ -157,21 +151,19 @@ def rehearse(built: Built, label: str, folder: Path, verifier: Verifier) -> Nigh
     except _FATAL:
         raise
     except (RehearsalError, NotInStoreError) as error:  # its wheel, model or environment cannot be had
-        return NightCheck(status="skipped", reason=str(error), seconds=time.monotonic() - started)
+        return NightCheck(status="skipped", reason=str(error))
     except SparkwrightError as error:
-        return NightCheck(status="failed", reason=str(error), seconds=time.monotonic() - started)
+        return NightCheck(status="failed", reason=str(error))
     told = [f"{one.name}: {one.detail}" for one in found.checks if one.verdict in {"failed", "undecided"}]
     return NightCheck(
         status="passed" if found.verdict == "passed" else "failed",
         reason="; ".join(told) or " ".join(found.statements),
         report=found.report,
-        seconds=time.monotonic() - started,
     )
 
 
 def survey_kernels(job: Job, target: UpstreamTarget, tree: str) -> NightCheck:
     """Return what the Triton kernels of *tree*, *target* with the carries, take on a GB10."""
-    started = time.monotonic()
     try:
         report = KernelSurvey(job.store, job.repository, offline=job.options.offline).survey(
             tree, target.version
@@ -179,8 +171,8 @@ def survey_kernels(job: Job, target: UpstreamTarget, tree: str) -> NightCheck:
     except _FATAL:
         raise
     except SparkwrightError as error:
-        return NightCheck(status="failed", reason=str(error), seconds=time.monotonic() - started)
+        return NightCheck(status="failed", reason=str(error))
     told = few(report.faults(), _NAMED, sep="; ", more="; and {} more")
     compiled = f"{len(report.compiled())} of {len(report.functions)} functions"
-    reason, seconds = told or f"{len(report.launches)} launches, {compiled}", time.monotonic() - started
-    return NightCheck(status="failed" if told else "passed", reason=reason, seconds=seconds)
+    reason = told or f"{len(report.launches)} launches, {compiled}"
+    return NightCheck(status="failed" if told else "passed", reason=reason)

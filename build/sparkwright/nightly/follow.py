@@ -73,7 +73,7 @@ def follow(job: Job, options: NightOptions, state: NightState) -> Night:
     Raises:
         UnknownNameError: a target that was named does not exist.
     """
-    return _Run(job, options, state, datetime.now(UTC)).night()
+    return _Run(job, options, state, datetime.now(UTC).date().isoformat()).night()
 
 
 @dataclass
@@ -83,7 +83,7 @@ class _Run:
     job: Job
     options: NightOptions
     state: NightState
-    now: datetime
+    date: str
 
     def night(self) -> Night:
         """Return the night."""
@@ -106,16 +106,10 @@ class _Run:
         emit("night.recorded", id=night.id, verdict=str(night.verdict), seconds=night.seconds)
         return night
 
-    @property
-    def date(self) -> str:
-        """Date of the night."""
-        return self.now.date().isoformat()
-
     def _night(self, found: tuple[TargetNight, ...], verdict: NightVerdict, started: float) -> Night:
         return Night(
             id=self.state.next_id(),
             date=self.date,
-            started=self.now.isoformat(timespec="seconds"),
             patchset=self.job.spec.line,
             pin=self.upstream.pin.label,
             verdict=verdict,
@@ -151,7 +145,6 @@ class _Run:
         )
 
     def _target(self, target: UpstreamTarget) -> TargetNight:
-        started = time.monotonic()
         old = self._previous(target)
         merging = Merging(self.job, target)
         with task(f"merge onto {target.label}"):
@@ -172,7 +165,6 @@ class _Run:
             merged=report.tree,
             carries=tuple(carries),
             tests=self._tests(report),
-            seconds=round(time.monotonic() - started, 3),
         )
         if self.options.kernels:
             night = with_fields(night, kernels=survey_kernels(self.job, target, report.tree))

@@ -200,7 +200,6 @@ class NightBuild(Model, frozen=True):
     version: str = ""
     sha256: str = ""
     size: int = 0
-    seconds: float = 0.0
     audited: bool = False
     carries: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
@@ -218,7 +217,6 @@ class NightCheck(Model, frozen=True):
 
     status: Literal["passed", "failed", "skipped"]
     reason: str = ""
-    seconds: float = 0.0
     report: str = ""
     passed: int = 0
     flaky: tuple[str, ...] = ()
@@ -243,7 +241,6 @@ class TargetNight(Model, frozen=True):
     rehearsal: NightCheck = NOT_ASKED
     kernels: NightCheck = NOT_ASKED
     tests: NightCheck = NOT_ASKED
-    seconds: float = 0.0
 
     @property
     def green(self) -> bool:
@@ -274,7 +271,6 @@ class Night(Model, frozen=True):
 
     id: str
     date: str
-    started: str
     patchset: str
     pin: str
     verdict: NightVerdict

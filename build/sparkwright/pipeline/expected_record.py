@@ -71,10 +71,8 @@ def found_compiled(job: Job, stated: KernelsRecord | None) -> dict[str, Extensio
 
 def _platform_of(wheel: Path, lock: Lock) -> str:
     """Return the lock's platform that *wheel* is for, by its tags."""
-    tags = ".".join(parse_name(wheel.name).tags)
-    for platform in lock.wheels:
-        if tags.endswith(platform):
-            return platform
+    if (machine := parse_name(wheel.name).machine) in lock.wheels:
+        return machine
     raise WheelError(
         f"{wheel.name} cannot be audited",
         because="the lock has no wheel for its platform",

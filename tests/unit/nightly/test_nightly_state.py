@@ -28,7 +28,6 @@ def night(number: int, version: str, judgement: Judgement, *, kind: TargetKind =
     return Night(
         id=str(number),
         date=f"2026-11-{number:02}",
-        started=f"2026-11-{number:02}T01:00:00+00:00",
         patchset="spark",
         pin="1.0.0",
         verdict=NightVerdict.GREEN,
