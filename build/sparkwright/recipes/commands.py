@@ -33,7 +33,7 @@ SECRET_VALUE = re.compile(
 _OUTPUT = re.compile(r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`")  # of another command
 LONGEST = 1 << 18  # characters; a command has a few thousand
 # A variable by its name, or in braces with what stands for it where it has no value.
-_USE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:(:?[-=?+])((?:[^{}]|\{[^{}]*\})*))?\})")
+_USE = re.compile(r"\$(?:([A-Za-z_]\w*)|\{([A-Za-z_]\w*)(?:(:?[-=?])((?:[^{}]|\{[^{}]*\})*))?\})")
 _ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*][^}]*\})")
 UNKNOWN = re.compile(r"\$[\w{(@*]|`")  # a value that the text does not hold
 _QUOTED_OR_COMMENT = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|(?<![^\s;])#[^\n]*""")
@@ -54,7 +54,6 @@ _SOURCED = re.compile(r"(?:source|\.) (?!\S*/activate\b)\S+$")
 _UNREAD = "the variables in it are not read"
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 _ARRAY = re.compile(r"(?<![\w-])\w+\+?=\(")
-_DECLARES = frozenset({"export", "declare", "local", "readonly", "typeset"})
 # Options that no other server has, where an image's name does not say which it is.
 _OF_VLLM = re.compile(r"--(?:max[-_]model[-_]len|gpu[-_]memory[-_]utilization)(?:=|$)")
 # Commands that serve nothing, whatever their words are.
@@ -214,12 +213,7 @@ def _service(service: Mapping[str, Any]) -> Iterator[ServeCommand]:
     variables = _variables(service, "environment")
     entry, words = ([*map(_interpolated, _words_of(service.get(key)))] for key in ("entrypoint", "command"))
     variables = {name: _interpolated(value) for name, value in variables.items()}
-    stated = service.get("volumes") or []
-    volumes = [
-        f"{one.get('source')}:{one.get('target')}" if isinstance(one, dict) else str(one)
-        for one in (stated if isinstance(stated, list) else [stated])
-    ]
-    mounts = dict(_mount(one) for one in map(_interpolated, volumes) if ":" in one)
+    mounts = dict(map(_mount, map(_interpolated, _listed(service, "volumes"))))
     unread = [Remark("left out", f"env_file {name}", _UNREAD) for name in _listed(service, "env_file")]
     for one in _of_image(_interpolated(str(service.get("image", ""))), entry, words, variables, mounts):
         one.remarks += unread
@@ -264,8 +258,8 @@ def commands_of_script(text: str, environment: Mapping[str, str]) -> Iterator[Se
             remarks.append(Remark("left out", line, "the runtime is locked"))
         elif _SOURCED.match(line):
             remarks.append(Remark("left out", line, _UNREAD))
-        declares = words[0] if words[0] in _DECLARES else ""
-        rest, before = _assignments(words[bool(declares) :], {**known, **own}, everything=bool(declares))
+        exports = words[0] == "export"
+        rest, before = _assignments(words[exports:], {**known, **own}, everything=exports)
         if rest:
             here = used | _used_names(" ".join(rest))
             exported = {
@@ -276,8 +270,8 @@ def commands_of_script(text: str, environment: Mapping[str, str]) -> Iterator[Se
                 one.remarks += remarks
                 yield one
         else:
-            used |= set() if declares else _used_names(line)
-            (known if declares == "export" else own).update(before)
+            used |= set() if exports else _used_names(line)
+            (known if exports else own).update(before)
 
 
 def _without_comments(text: str) -> str:
@@ -345,8 +339,6 @@ def _expanded(word: str, values: Mapping[str, str]) -> str:
     def value(found: re.Match[str]) -> str:
         name, sign = found[1] or found[2], (found[3] or "")[-1:]
         known = None if SECRET.search(name) else values.get(name)
-        if sign == "+":
-            return _expanded(found[4], values) if known else ""
         if sign in {"-", "="}:
             return known or _expanded(found[4], values)
         return found[0] if known is None else known
@@ -384,14 +376,8 @@ def _of_words(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[
     if names[0] in {"docker", "podman"} and "run" in words:
         yield from _of_container(words[words.index("run") + 1 :])
         return
-    if names[0] in {"docker", "podman"} and "exec" in words:
-        shell = next((at for at, name in enumerate(names) if name in {"bash", "sh"}), len(words))
-        words, names = words[shell:], names[shell:]
-    if (
-        words
-        and names[0] in {"bash", "sh"}
-        and (script := next((w for w in words[1:] if not w.startswith("-")), ""))
-    ):
+    if names[0] in {"bash", "sh"}:
+        script = next((word for word in words[1:] if not word.startswith("-")), "")
         yield from commands_of_script(script, environment)
         return
     for at, (word, name) in enumerate(zip(words, names, strict=True)):

@@ -12,11 +12,10 @@ def test_variables_behind_env_are_of_the_server() -> None:
     assert (recipe.environment, [one.what for one in remarks]) == ({"A": "1"}, ["HF_TOKEN"])
 
 
-def test_a_compose_file_has_defaults_dollar_signs_and_long_volumes() -> None:
+def test_a_compose_file_has_defaults_and_dollar_signs() -> None:
     service = "services: {s: {image: vllm/vllm, command: '--model ${PLACE:-/models/m} --x A$$', volumes: %s}}"
-    recipe, _ = import_recipe(service % "[{type: bind, source: '${DATA:-/data}', target: /models}]")
+    recipe, _ = import_recipe(service % "['${DATA:-/data}:/models']")
     assert (recipe.model, recipe.flags) == ("/data/m", {"x": "A$"})
-    assert import_recipe(service % "['${DATA:-/data}:/models']")[0].model == "/data/m"
 
 
 def test_a_table_in_defaults_is_one() -> None:
@@ -27,14 +26,14 @@ def test_a_table_in_defaults_is_one() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "docker exec -it $NODE /bin/bash -c 'vllm serve org/m --seed 1'",
+        "/bin/bash -c 'vllm serve org/m --seed 1'",
         "export A=1 \\\n# B=2 \\\nvllm serve org/m --seed 1",
         "vllm serve --seed 1 org/m",
         "vllm serve org/m \\  # a model\n  --seed 1",
         "vllm serve org/m  # a model \\\n  --seed 1",
     ],
 )
-def test_a_server_in_a_running_container_behind_a_comment_or_an_option_is_found(text: str) -> None:
+def test_a_server_in_a_shell_behind_a_comment_or_an_option_is_found(text: str) -> None:
     recipe = import_recipe(text)[0]
     assert (recipe.model, recipe.flags) == ("org/m", {"seed": 1})
 
@@ -61,11 +60,10 @@ def test_a_variable_that_the_command_uses_is_not_the_servers() -> None:
         ("${A}x", "orgx"),
         ("${A:?no}", "org"),
         ("${N:-${A}}", "org"),
-        ("${A:+yes}", "yes"),
     ],
 )
 def test_a_variable_is_read_as_the_shell_does(word: str, value: str) -> None:
-    assert import_recipe(f"A=org\nvllm serve org/m --x {word} ${{N:+--y}} ${{N:-}}")[0].flags == {"x": value}
+    assert import_recipe(f"A=org\nvllm serve org/m --x {word} ${{N:-}}")[0].flags == {"x": value}
 
 
 def test_a_condition_is_said_and_not_decided() -> None:
