@@ -1,12 +1,10 @@
 """Copies of folders on the second of two machines: an environment, its Python, models.
 
-A file is sent unless it is there, continued where it broke off, and gets its name there once its digest was
-right.
+A file is sent unless it is there, and gets its name there once it is whole; ssh sees that it arrives as sent.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import threading
@@ -45,12 +43,20 @@ class CopiedFile:
     named: bool = False
 
     def pieces(self) -> Iterator[bytes]:
-        """Yield what is in it."""
+        """Yield what is in it.
+
+        Raises:
+            ClusterError: it was cut meanwhile.
+        """
         with self.source.open("rb") as stream:
             left = self.size
             while left and (piece := stream.read(min(left, _PIECE))):
                 left -= len(piece)
                 yield piece
+            if left:
+                raise ClusterError(
+                    f"{self.source} cannot be copied", because="it was cut meanwhile", next_step="start again"
+                )
             if self.size >= _LARGE:  # what the page cache holds of weights, a Spark's card lacks
                 os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
@@ -122,31 +128,17 @@ def copy(peer: Peer, what: str, folder: str, copied: Copied, stop: threading.Eve
     with Dialogue(peer.argv("receive"), patience_s=_ENDS_S) as there:
         there.send(json.dumps(listed).encode() + b"\n")
         told = _told(peer, what, there, _LISTED_S)
-        wanted = [(one, had) for one, had in zip(copied.files, told["have"], strict=True) if had >= 0]
-        missing = sum(one.size - had for one, had in wanted)
+        wanted = [copied.files[at] for at in told["missing"]]
+        missing = sum(one.size for one in wanted)
         if missing > told["free"]:
             raise _full(peer, what, f"{human_size(missing)} are missing, and {human_size(told['free'])} free")
         with task(f"copy {what} to {peer.host.shown}", total=missing, unit="B") as progress:
-            for one, had in wanted:
-                for piece in _sent(one, had):
+            for one in wanted:
+                for piece in one.pieces():
                     if stop.is_set() or not there.send(piece):
                         break
                     progress.advance(len(piece))
             _told(peer, what, there, 0.0 if stop.is_set() else _DONE_S)
-
-
-def _sent(one: CopiedFile, had: int) -> Iterator[bytes]:
-    """Yield what is to be sent of a file of which *had* bytes are there, and the digest of the whole file."""
-    digest, at = hashlib.sha256(), 0
-    for piece in one.pieces():
-        digest.update(piece)
-        if at + len(piece) > had:
-            yield piece[max(0, had - at) :]
-        at += len(piece)
-    if at != one.size:
-        yield b"\0" * (one.size - max(at, had))  # it was cut meanwhile: its digest is not the one of this
-        digest.update(b"cut")
-    yield digest.digest()
 
 
 def _told(peer: Peer, what: str, there: Dialogue, seconds: float) -> dict[str, Any]:
@@ -174,7 +166,7 @@ def _told(peer: Peer, what: str, there: Dialogue, seconds: float) -> dict[str, A
     raise ClusterError(
         f"{what} was not copied to {peer.host.shown}",
         because="it does not answer",
-        next_step="start again: it continues with what is missing there",
+        next_step="start again: files that are whole there are not sent again",
     )
 
 

@@ -188,9 +188,9 @@ def test_an_environment_is_sent_once(tree: Path, tmp_path: Path) -> None:
     assert (there / "lib" / "large").read_bytes() == (tree / "lib" / "large").read_bytes()
 
 
-def interrupted(copied: Copied, there: Path) -> Path:
-    """Copy until the first bytes are sent; return the part that came."""
-    stop = threading.Event()
+def test_a_copy_is_interrupted_and_made_again(tree: Path, tmp_path: Path) -> None:
+    there, stop = tmp_path / "there", threading.Event()
+    copied = Copied(tuple(one for one in list_tree(tree).files if one.path == "lib/large"))
 
     def end(event: Event) -> None:
         if event.kind == "task.progress" and event.data["done"] >= 1 << 20:
@@ -198,20 +198,9 @@ def interrupted(copied: Copied, there: Path) -> Path:
 
     with subscribe(end), pytest.raises(ClusterError, match="it"):
         bring(copied, there, stop)
-    (part,) = there.rglob("*.sparkwright-part")
-    return part
-
-
-def test_a_damaged_part_is_found_and_sent_again(tree: Path, tmp_path: Path) -> None:
-    there = tmp_path / "there"
-    copied = Copied(tuple(one for one in list_tree(tree).files if one.path == "lib/large"))
-    part = interrupted(copied, there)
-    part.write_bytes(bytes(part.stat().st_size))
-    with pytest.raises(ClusterError) as refused:
-        bring(copied, there)
-    assert "lib/large did not arrive as it was sent" in refused.value.because
-    assert list((there / "lib").iterdir()) == []
+    assert not (there / "lib" / "large").exists()
     assert bring(copied, there) == 5 << 20
+    assert [one.name for one in (there / "lib").iterdir()] == ["large"]
 
 
 def test_a_file_that_is_cut_meanwhile_is_not_taken(tree: Path, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import hashlib
 import json
 import os
 import platform
@@ -113,16 +112,18 @@ def text(path: Path) -> str:
 def receive(source: BinaryIO) -> None:
     """Receive the files that the first line of *source* lists, but those that are here.
 
-    A file has its name once its digest was right; what came of it before an interruption is continued.
+    A file has its name once it is whole.
     """
     listed = json.loads(source.readline())
     folder = Path(listed["folder"])
     folder.mkdir(parents=True, exist_ok=True)
-    have = [bytes_of(folder / one["path"], one) for one in listed["files"]]
-    say(have=have, free=shutil.disk_usage(folder).free)
-    for one, begun in zip(listed["files"], have, strict=True):
-        if begun >= 0:
-            receive_file(source, folder / one["path"], one)
+    missing = [at for at, one in enumerate(listed["files"]) if not is_here(folder / one["path"], one)]
+    for at in missing:
+        part_of(folder / listed["files"][at]["path"]).unlink(missing_ok=True)  # of an interrupted copy
+    say(missing=missing, free=shutil.disk_usage(folder).free)
+    for at in missing:
+        one = listed["files"][at]
+        receive_file(source, folder / one["path"], one)
     for path, target in listed["links"]:
         place = folder / path
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -132,14 +133,12 @@ def receive(source: BinaryIO) -> None:
     say(done=True)
 
 
-def bytes_of(place: Path, one: dict[str, Any]) -> int:
-    """Return -1 for a file that is here, else how many of its bytes are."""
-    if place.is_file():
-        found = place.stat()
-        if found.st_size == one["size"] and (one["named"] or found.st_mtime_ns == one["mtime"]):
-            return -1
-    part = part_of(place)
-    return min(part.stat().st_size, one["size"]) if part.is_file() else 0
+def is_here(place: Path, one: dict[str, Any]) -> bool:
+    """Tell if a file is here."""
+    if not place.is_file():
+        return False
+    found = place.stat()
+    return found.st_size == one["size"] and bool(one["named"] or found.st_mtime_ns == one["mtime"])
 
 
 def part_of(place: Path) -> Path:
@@ -148,32 +147,20 @@ def part_of(place: Path) -> Path:
 
 
 def receive_file(source: BinaryIO, place: Path, one: dict[str, Any]) -> None:
-    """Receive what is missing of a file, and its digest."""
-    part, digest = part_of(place), hashlib.sha256()
+    """Receive a file."""
+    part, left = part_of(place), one["size"]
     place.parent.mkdir(parents=True, exist_ok=True)
-    with part.open("a+b") as stream:
-        stream.truncate(min(stream.tell(), one["size"]))
-        stream.seek(0)
-        while piece := stream.read(_PIECE):
-            digest.update(piece)
-        left = one["size"] - stream.tell()
+    with part.open("wb") as stream:
         while left:
             piece = source.read(min(left, _PIECE))
             if not piece:
                 raise EOFError
             stream.write(piece)
-            digest.update(piece)
             left -= len(piece)
         if one["size"] >= _LARGE:  # what the page cache holds of weights, a Spark's card lacks
             stream.flush()
             os.fsync(stream.fileno())
             os.posix_fadvise(stream.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-    expected = source.read(digest.digest_size)
-    if len(expected) < digest.digest_size:
-        raise EOFError
-    if digest.digest() != expected:
-        part.unlink()
-        raise ValueError(f"{one['path']} did not arrive as it was sent")
     part.chmod(one["mode"])
     os.utime(part, ns=(one["mtime"], one["mtime"]))
     part.replace(place)
