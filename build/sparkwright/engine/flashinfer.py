@@ -208,14 +208,16 @@ def installed_variables(
 
 def _told(environment: Mapping[str, str], capability: str, *, complete: bool, ninja: bool) -> dict[str, str]:
     path = environment.get("PATH", os.defpath)
-    compiles = has_nvcc(environment) and (ninja or shutil.which("ninja", path=path) is not None)
+    compiles = bool(find_nvcc(environment)) and (ninja or shutil.which("ninja", path=path) is not None)
     useful = complete or compiles if capability.startswith(_XQA) else complete and not compiles
     return {CUBIN: "1"} if useful and CUBIN not in environment else {}
 
 
-def has_nvcc(environment: Mapping[str, str]) -> bool:
-    """Tell if FlashInfer finds ``nvcc``: in CUDA_HOME or CUDA_PATH, else on PATH or in /usr/local/cuda."""
+def find_nvcc(environment: Mapping[str, str]) -> str:
+    """Return ``nvcc`` as FlashInfer finds it: in CUDA_HOME or CUDA_PATH, else on PATH or in /usr/local/cuda.
+
+    Empty where it is not there.
+    """
     named = environment.get("CUDA_HOME") or environment.get("CUDA_PATH")
-    if not named and shutil.which("nvcc", path=environment.get("PATH", os.defpath)):
-        return True
-    return os.access((Path(named) if named else _CUDA) / "bin" / "nvcc", os.X_OK)
+    search = f"{named}/bin" if named else f"{environment.get('PATH', os.defpath)}{os.pathsep}{_CUDA}/bin"
+    return shutil.which("nvcc", path=search) or ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import platform
 import re
 import shutil
@@ -18,6 +17,7 @@ from sparkwright.base.errors import SparkwrightError
 from sparkwright.base.machine import card_fields
 from sparkwright.base.process.run import run
 from sparkwright.base.text import human_size
+from sparkwright.engine.flashinfer import find_nvcc
 from sparkwright.recipes.recipe import Recipe
 from sparkwright.serve.preflight.finding import Finding, finding
 
@@ -136,7 +136,7 @@ def read_host(
     environment: Mapping[str, str], *, models: Path, ports: Iterable[int] = (), address: str = "127.0.0.1"
 ) -> HostFacts:
     """Return the facts about this machine."""
-    meminfo, compiler, free = Path("/proc/meminfo"), _nvcc(environment), -1
+    meminfo, compiler, free = Path("/proc/meminfo"), find_nvcc(environment), -1
     with contextlib.suppress(OSError):
         free = shutil.disk_usage(_nearest(models)).free
     return HostFacts(
@@ -217,13 +217,6 @@ def is_taken(address: str, port: int) -> bool:
         except OSError as error:
             return error.errno == errno.EADDRINUSE
     return False
-
-
-def _nvcc(environment: Mapping[str, str]) -> str:
-    """Return the path of nvcc as torch and FlashInfer look for it; empty where it is not there."""
-    homes = [environment.get("CUDA_HOME", ""), environment.get("CUDA_PATH", ""), "/usr/local/cuda"]
-    folders = [*(f"{home}/bin" for home in homes if home), environment.get("PATH", "")]
-    return shutil.which("nvcc", path=os.pathsep.join(folders)) or ""
 
 
 def check_machine(recipe: Recipe, host: HostFacts, address: str, port: int) -> Iterator[Finding]:
