@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from sparkwright.base.errors import ConfigError, SparkwrightError, UnknownNameError
-from sparkwright.base.process.run import run, which
+from sparkwright.base.errors import ConfigError, UnknownNameError
+from sparkwright.base.machine import card_capability
 from sparkwright.lock.model import Lock
 
 Kernels = Literal["auto", "upstream", "native"]
@@ -65,7 +65,6 @@ class BuildOptions(TargetOptions):
 
 
 _ARCHITECTURE = re.compile(r"[0-9]{1,2}\.[0-9][af]?")
-_SECONDS = 10
 
 
 def choose_arch(lock: Lock, platform: str, *, kernels: Kernels = "auto", arch: str = "") -> str | None:
@@ -106,14 +105,4 @@ def _is_own_card(lock: Lock, platform: str) -> bool:
     """Tell if the wheel is for this machine, and this machine has the card of the lock."""
     if lock.native is None or this_machine.machine() != platform:
         return False
-    return own_capability() == lock.native.arch.rstrip("af")
-
-
-def own_capability() -> str | None:
-    """Return the compute capability of this machine's first GPU, such as ``12.1``; `None` if unknown."""
-    query = ["--query-gpu=compute_cap", "--format=csv,noheader"]
-    try:
-        output = run([which("nvidia-smi"), *query], timeout=_SECONDS).text
-    except SparkwrightError:
-        return None  # no driver, or one that fails: upstream's kernels will do
-    return output.splitlines()[0].strip() if output else None
+    return card_capability() == lock.native.arch.rstrip("af")

@@ -180,10 +180,7 @@ def _refuse_unless_proved(proof: Proof, wanted: ProbeVerdict, outcome: Outcome) 
             because=f"its probe fails on the merged tree: {proof.finding}",
             next_step="remove it from the patchset, or correct it",
         )
-    if proof.verdict is ProbeVerdict.BROKEN:
-        raise _unproved(proof.carry, f"its probe could not run: {proof.finding.splitlines()[-1]}")
-    if proof.verdict is ProbeVerdict.NOT_NEEDED:
-        raise _unproved(proof.carry, "its probe passes on the pristine tree: the carry is not needed here")
+    raise _unproved(proof.carry, _why_unproved(proof, outcome))
 
 
 # All carries of a patchset ------------------------------------------------------------------------
