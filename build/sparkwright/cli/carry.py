@@ -40,7 +40,7 @@ from sparkwright.merge.landing import idle, unshippable
 from sparkwright.merge.prepare import CarryEditor, prepare, pull_change, require_editable
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.options import TargetOptions
-from sparkwright.pipeline.proofs import first_line, prove_carries, run_upstream_tests
+from sparkwright.pipeline.proofs import prove_carries, reason_of, run_upstream_tests
 from sparkwright.probe.proof import Proof
 from sparkwright.probe.upstream_tests import UpstreamTests
 from sparkwright.store.disk import remove_tree, write_atomically
@@ -348,10 +348,7 @@ def prove(
     if upstream_tests:
         return _by_upstreams_tests(job, names)
     proofs, needless, unproved = prove_carries(job, names, onto)
-    rows = [
-        (proof.carry, str(proof.verdict), first_line(proof.finding, last=proof.verdict == "broken"))
-        for proof in proofs
-    ]
+    rows = [(proof.carry, str(proof.verdict), reason_of(proof)) for proof in proofs]
     rows += [(name, "no proof needed", why) for name, why in needless.items()]
     judged = {proof.carry for proof in proofs}
     rows += [(name, "not proved", why) for name, why in unproved.items() if name not in judged]
@@ -364,7 +361,7 @@ def prove(
 
 def _proof_failure(proofs: Sequence[Proof], unproved: Mapping[str, str]) -> SparkwrightError | None:
     """Return the error of the gravest fault: refuted carries, then those not absorbed, then unproved ones."""
-    refuted = {proof.carry: first_line(proof.finding) for proof in proofs if proof.verdict == "refuted"}
+    refuted = {proof.carry: reason_of(proof) for proof in proofs if proof.verdict == "refuted"}
     if refuted:
         told = "; ".join(f"{name}: {why}" for name, why in refuted.items())
         return ProofError(

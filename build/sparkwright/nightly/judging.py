@@ -11,7 +11,7 @@ from sparkwright.git.repository import Repository
 from sparkwright.merge.report import MergeReport, OutcomeKind
 from sparkwright.nightly.model import Judgement
 from sparkwright.pipeline.job import Job
-from sparkwright.pipeline.proofs import Trial, trial_of
+from sparkwright.pipeline.proofs import Trial, reason_of, trial_of
 from sparkwright.pipeline.state import require
 from sparkwright.probe.proof import ProbeVerdict, Proof
 
@@ -127,9 +127,3 @@ def runners(repository: Repository, tree: str) -> frozenset[str]:
     if choice not in text:
         return frozenset({"v1"})
     return frozenset({"v1", "v2"} if by_model in text else {"v2"})
-
-
-def reason_of(proof: Proof) -> str:
-    """Return one line on what *proof* rests on: the error of a broken run is in its last line."""
-    lines = proof.finding.strip().splitlines() or [""]
-    return lines[-1 if proof.verdict is ProbeVerdict.BROKEN else 0]

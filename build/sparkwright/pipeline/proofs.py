@@ -227,16 +227,16 @@ def prove_carries(
 
 def _why_unproved(proof: Proof, outcome: Outcome) -> str:
     if proof.verdict == "not absorbed":
-        return f"{outcome.kind}: {outcome.detail}, but {first_line(proof.finding)}"
+        return f"{outcome.kind}: {outcome.detail}, but {reason_of(proof)}"
     if proof.verdict == "broken":
-        return f"its probe could not run: {first_line(proof.finding, last=True)}"
+        return f"its probe could not run: {reason_of(proof)}"
     return "its probe passes on the pristine tree: it is not needed here"
 
 
-def first_line(message: str, *, last: bool = False) -> str:
-    """Return the first line of a finding, or with *last* its last one."""
-    lines = message.strip().splitlines() or [""]
-    return lines[-1 if last else 0]
+def reason_of(proof: Proof) -> str:
+    """Return one line on what *proof* rests on: the error of a broken run is in its last line."""
+    lines = proof.finding.strip().splitlines() or [""]
+    return lines[-1 if proof.verdict is ProbeVerdict.BROKEN else 0]
 
 
 def run_upstream_tests(job: Job, files: tuple[str, ...]) -> UpstreamTests:
