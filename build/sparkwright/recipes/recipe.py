@@ -32,7 +32,8 @@ PORT = 8000
 """The port of ``vllm serve``."""
 SERVED_NAMES = "served-model-name"
 """The flag with the names by which clients can ask for the model."""
-_RESERVED = frozenset({"host", "port", "speculative-config", "model", "api-key"})
+RESERVED = frozenset({"host", "port", "speculative-config", "model", "api-key"})
+"""Flags that are decided when a server is started."""
 
 Runner = Literal["", "v1", "v2"]
 UseName = Literal["single", "shared", "many"]
@@ -241,7 +242,7 @@ def _complete(path: Path, one: Recipe | Use, use: str = "") -> dict[str, Any]:
 def _checked(path: Path, flags: dict[str, Any], speculative: dict[str, Any]) -> dict[str, Any]:
     """Return *flags* with dashes; refuse those that are decided when the server is started."""
     spelled = {name.replace("_", "-"): value for name, value in flags.items()}
-    if reserved := sorted(spelled.keys() & _RESERVED):
+    if reserved := sorted(spelled.keys() & RESERVED):
         raise ConfigError(
             f"{path} does not follow its format",
             because=f"{', '.join(reserved)} cannot be a flag: it is decided when the server is started",

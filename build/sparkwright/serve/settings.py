@@ -14,11 +14,10 @@ import msgspec
 
 from sparkwright.base.config import decode_json
 from sparkwright.base.errors import ConfigError
-from sparkwright.recipes.recipe import Recipe
+from sparkwright.recipes.recipe import RESERVED, Recipe
 
 SET_BY_USER = "set on the command line"
 """The reason of a flag that the user set."""
-_DECIDED = frozenset({"host", "port", "speculative-config", "model", "api-key"})
 _WORDS = {"true": True, "false": False}
 _MOST_BYTES = 4096
 KEY_VARIABLE = "VLLM_API_KEY"
@@ -37,7 +36,7 @@ def with_settings(recipe: Recipe, settings: Sequence[str]) -> Recipe:
     for setting in settings:
         name, given, text = setting.partition("=")
         name = name.strip().lstrip("-").replace("_", "-")
-        if not name or name in _DECIDED:
+        if not name or name in RESERVED:
             raise ConfigError(
                 f"--set {setting} cannot be used",
                 because=f"{name} is decided when the server is started" if name else "it names no flag",

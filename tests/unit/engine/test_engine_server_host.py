@@ -12,7 +12,7 @@ import wheelkit
 from kit import write_program
 
 from sparkwright.base.errors import IncompatibleOptionsError, NotInStoreError, ServerError
-from sparkwright.base.machine import card_capability, card_memory_gib
+from sparkwright.base.machine import MachineSnapshot, Pressure, card_capability, card_memory_gib
 from sparkwright.engine.installed import read_installed
 from sparkwright.engine.runtime import make_environment
 from sparkwright.engine.server import host
@@ -231,17 +231,11 @@ def test_reasons_of_low_clocks_are_asked_of_drivers_that_know_them(monkeypatch, 
     assert (sample.gpu_clock_mhz, sample.gpu_slowed_by) == (2411, mask)
 
 
-def test_swap_and_pressure_are_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    page = tmp_path / "memory"
-    page.write_text(
-        "some avg10=12.50 avg60=3.00 avg300=1.00 total=9\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
-    )
-    monkeypatch.setattr(host, "_PRESSURE", page)
-    sample = sampled()
-    assert sample.memory_pressure == 12.5
-    assert sample.swap_used_mib >= 0
-    monkeypatch.setattr(host, "_PRESSURE", tmp_path / "gone")
-    assert sampled().memory_pressure == -1
+def test_swap_and_pressure_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    for pressure, shown in ((Pressure(some=12.5), 12.5), (None, -1)):
+        monkeypatch.setattr(host, "look", lambda found=pressure: MachineSnapshot(1, 1, 1, found))
+        sample = sampled()
+        assert (sample.memory_pressure, sample.swap_used_mib >= 0) == (shown, True)
 
 
 BLOCK = b"x" * 8192

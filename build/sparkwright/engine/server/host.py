@@ -7,12 +7,11 @@ import functools
 import socket
 import time
 from contextvars import Context
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import psutil
 
-from sparkwright.base.machine import ask_card, numbers_of
+from sparkwright.base.machine import ask_card, look, numbers_of
 from sparkwright.base.process.session import family_mib
 from sparkwright.engine.observations import HostSample
 
@@ -20,7 +19,6 @@ CARD_QUERY = "clocks.sm,power.draw,temperature.gpu,utilization.gpu,clocks.max.sm
 """Fields of a sample, as ``nvidia-smi`` names them; `_SLOWED` follows where the driver knows it."""
 _SLOWED = "clocks_event_reasons.active"  # a driver that does not know it refuses the whole query
 _MIB = 1 << 20
-_PRESSURE = Path("/proc/pressure/memory")
 
 
 async def sample_host(pid: int | None = None, card: str | None = None) -> HostSample:
@@ -53,7 +51,7 @@ def _sample(pid: int | None, card: str | None) -> HostSample:
         gpu_temperature_c=temperature,
         gpu_slowed_by=_mask(answer.rpartition(",")[2]) if with_reasons else -1,
         swap_used_mib=psutil.swap_memory().used / _MIB,
-        memory_pressure=_memory_pressure(),
+        memory_pressure=pressure.some if (pressure := look().pressure) else -1,
         gpu_utilization=utilization,
         gpu_clock_max_mhz=highest,
     )
@@ -85,13 +83,4 @@ def _mask(cell: str) -> int:
     try:
         return int(cell.strip(), 16)
     except ValueError:
-        return -1
-
-
-def _memory_pressure() -> float:
-    """Return PSI's share of the last ten seconds in which some process waited; -1 where there is none."""
-    try:
-        line = _PRESSURE.read_text(encoding="ascii").partition("\n")[0]
-        return float(line.partition("avg10=")[2].split()[0])
-    except (OSError, ValueError, IndexError):
         return -1
