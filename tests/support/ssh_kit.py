@@ -16,7 +16,8 @@ import psutil
 import pytest
 from kit import write_program
 from rehearsal_kit import SERVE, SOURCES
-from tiny_release import TinyRelease, make_tiny
+from small_release import SmallRelease
+from tiny_release import make_tiny
 from wheelkit import plain_wheel
 from world import SOURCE_ROOT, wait_until
 
@@ -145,7 +146,7 @@ def fault_file(fault: str) -> tuple[tuple[str, str], ...]:
     return (("vllm/fault.py", f"FAULT = {fault!r}\n"),)
 
 
-def served_release(*, changes: tuple[tuple[str, str], ...] = ()) -> TinyRelease:
+def served_release(*, changes: tuple[tuple[str, str], ...] = ()) -> SmallRelease:
     """Return a release whose ``vllm serve`` is the simulator, with the fault that ``vllm/fault.py`` names."""
     found = 'import os\nsys.path += os.environ["SIMULATOR_PATH"].split(":")\n'
     assert SERVE.count("from sparkwright") == 1

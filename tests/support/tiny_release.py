@@ -2,14 +2,12 @@
 
 import random
 import tempfile
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
 import small_release
 import wheelkit
-
-from sparkwright.lock.model import Lock
+from small_release import SmallRelease
 
 VERSION = "1.2.0"
 GIT = "file:///nonexistent/vllm.git"
@@ -62,44 +60,26 @@ SOURCES: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True)
-class TinyRelease:
-    """A release: the files that an index offers, its tree, and the lock that is right about it."""
-
-    version: str
-    files: dict[str, bytes]
-    tree: dict[str, bytes]
-    lock: Lock
-
-
 @lru_cache(maxsize=16)
 def make_tiny(
     version: str = VERSION,
     git: str = GIT,
     changes: tuple[tuple[str, str], ...] = (),
     commit: str = small_release.COMMIT,
-) -> TinyRelease:
+) -> SmallRelease:
     """Return the release *version*, with *changes* (path and text) to its usual sources."""
-    small = small_release.make_release(version, commit, git=git)
     tree = small_release.sdist_files(version, commit)
     tree |= {path: text.encode() for path, text in {**SOURCES, **dict(changes)}.items()}
     numbers = ", ".join(version.split("."))
     tree["vllm/_version.py"] = VERSION_PY.format(version=version, numbers=numbers, commit=commit[:9]).encode()
     tree["PKG-INFO"] = metadata(version, git)
-    files = {small.lock.sdist.filename: small_release.make_sdist(tree, version)}
-    wheels = {}
-    for machine, wheel in small.lock.wheels.items():
-        files[wheel.filename] = make_wheel(machine, wheel.filename, version, tree)
-        wheels[machine] = small_release.artifact(wheel.filename, files[wheel.filename])
-    sdist = small_release.artifact(small.lock.sdist.filename, files[small.lock.sdist.filename])
-    lock = Lock(
-        format=small.lock.format,
-        release=small.lock.release,
-        sdist=sdist,
-        wheels=wheels,
-        sources=small.lock.sources,
+    return small_release.make_release(
+        version,
+        commit,
+        git=git,
+        tree=tree,
+        wheel=lambda machine, name: make_wheel(machine, name, version, tree),
     )
-    return TinyRelease(version, files, tree, lock)
 
 
 def metadata(version: str, git: str) -> bytes:

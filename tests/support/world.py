@@ -17,7 +17,8 @@ import command
 import kit
 from http_index import Index
 from native_kit import lock_text
-from tiny_release import ALIGNED, CLAMPED, TinyRelease, make_tiny
+from small_release import SmallRelease
+from tiny_release import ALIGNED, CLAMPED, make_tiny
 
 import sparkwright
 from sparkwright.git.repository import open_repository
@@ -64,7 +65,7 @@ class World:
 
     folder: Path
     index: Index
-    release: TinyRelease
+    release: SmallRelease
     environment: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -86,12 +87,12 @@ class World:
 
     # Making it -------------------------------------------------------------------------
 
-    def offer(self, release: TinyRelease) -> None:
+    def offer(self, release: SmallRelease) -> None:
         """Put a release on the index."""
         for name, data in release.files.items():
             self.index.add(name, data)
 
-    def pin(self, release: TinyRelease) -> None:
+    def pin(self, release: SmallRelease) -> None:
         """Offer *release* and write it into ``upstream.lock``."""
         self.release = release
         self.offer(release)

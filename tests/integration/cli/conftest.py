@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from http_index import RunningIndex
+from rehearsal_kit import stage
 from world import World, make_world
 
 
@@ -19,3 +20,12 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 def proved(world: World) -> None:
     """Proofs of the carries are recorded beside them: to make them takes four times as long as the wheel."""
     world.record_proofs()
+
+
+@pytest.fixture
+def staged(world: World) -> World:
+    """A world whose release can be served and rehearsed, with one carry."""
+    world.list_carries([])
+    stage(world)
+    world.carry("words", {"vllm/words.py": "WORDS = ('uno',)\n", "docs/clamp.md": "Words.\n"})
+    return world

@@ -106,14 +106,6 @@ class TestAbsorbed:
         probe.write_text(healthy)
         moved.good("wheel")
 
-    def test_without_a_probe_it_has_to_be_allowed(self, moved: World) -> None:
-        folder = moved.root / "carries" / "align"
-        text = (folder / "carry.toml").read_text()
-        (folder / "carry.toml").write_text(text[: text.index("[probe]")])
-        assert moved.call("wheel").status == UnprovedError.exit_code
-        summary = moved.good("wheel", "--json", "--allow-unproved", "align").json
-        assert [carry["proof"] for carry in summary["carries"]] == ["proved", "none, allowed", ""]
-
     def test_merging_alone_says_that_it_is_unproved(self, moved: World) -> None:
         assert "absorbed (unproved)" in moved.good("merge").out
         assert moved.good("merge", "--json").json["unproved"] == ["align"]

@@ -11,7 +11,8 @@ import tomlkit
 from commit_kit import MACHINES, CommitIndex, SmallUpstream
 from killed import at_event, goes_on, killed
 from kit import UpstreamRepository
-from tiny_release import ALIGNED, CLAMP, CLAMPED, TinyRelease, make_tiny
+from small_release import SmallRelease
+from tiny_release import ALIGNED, CLAMP, CLAMPED, make_tiny
 from world import ALIGN_PROBE, CLAMP_PROBE, World, finish
 
 from sparkwright.nightly import follow
@@ -28,7 +29,7 @@ MENDED_IN_THE_WAY = CLAMP.replace("    return value", "    return value if value
 MENDED_OTHERWISE = CLAMP.replace("    # As it is.\n", "    value = min(value, 10)\n")
 
 
-def later(version: str = "1.3.0", **changed: str) -> TinyRelease:
+def later(version: str = "1.3.0", **changed: str) -> SmallRelease:
     named = {"clamp": CLAMP_PATH, "align": ALIGN_PATH, "cuda": "requirements/cuda.txt"}
     changes = tuple((named[name], text) for name, text in changed.items())
     return make_tiny(version, changes=changes, commit=f"{version.replace('.', ''):a<40}")

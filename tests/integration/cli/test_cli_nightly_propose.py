@@ -5,7 +5,7 @@ import os
 import subprocess
 
 import pytest
-from bisect_kit import git
+from bisect_kit import commit, git
 from tiny_release import ALIGN, CLAMP, make_tiny
 from world import World
 
@@ -25,10 +25,7 @@ BRANCH = "sparkwright/1.3.0"
 def project(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     world.environment["GIT_CONFIG_GLOBAL"] = os.devnull
-    (world.root / ".gitignore").write_text("/.sparkwright/\n/dist/\n")
-    git(world, "init", "--quiet", "--initial-branch=main")
-    git(world, "add", "--all")
-    git(world, "commit", "--quiet", "-m", "Begin")
+    commit(world, "Begin")
     subprocess.run(["git", "init", "--quiet", "--bare", world.folder / "remote.git"], check=True)
     git(world, "remote", "add", "origin", str(world.folder / "remote.git"))
     return world

@@ -68,13 +68,6 @@ class TestNew:
         assert toml["upstream"][0]["author"] == "Upstream"
         assert toml["evidence"]["level"] == "claimed"
 
-    def test_what_comes_with_it_is_listed(self, world: World, upstream: Upstream) -> None:
-        ran = world.good("carry", "new", "--pull", "7")
-        assert "commits  2 since it left the default branch" in ran.out
-        assert ran.out.index("work 0") < ran.out.index("work 1") < ran.out.index("files    1")
-        assert "vllm/clamp.py  +2 -2" in ran.out
-        assert "--base" in ran.out
-
     def test_the_branch_that_it_is_against(self, world: World, upstream: Upstream) -> None:
         repository = upstream.repository
         repository.git("branch", "releases/v1", "refs/pull/7/head")

@@ -5,7 +5,6 @@ import shutil
 import signal
 from pathlib import Path
 
-import pytest
 import tomlkit
 from killed import stopped
 from rehearsal_kit import SERVE, cpu_wheel, model_wheel, rehearsed, stage
@@ -15,14 +14,6 @@ from world import World
 from sparkwright.base.errors import ConfigError, DigestError, RehearsalError, UnknownNameError, VerdictError
 
 QUICK = ("--checks", "boot,prefix")
-
-
-@pytest.fixture
-def staged(world: World) -> World:
-    world.list_carries([])
-    stage(world)
-    world.carry("words", {"vllm/words.py": "WORDS = ('uno',)\n", "docs/clamp.md": "Words.\n"})
-    return world
 
 
 def verdicts(described: dict[str, object]) -> dict[str, str]:

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rehearsal_kit import stage
 from serve_kit import SECRET, Serving, all_files, key_file
 from world import World, wait_until
 
@@ -28,14 +27,6 @@ from sparkwright.cli.serve import _watching
 from sparkwright.recipes.recipe import load_recipe
 
 RECIPE = "rehearsal-smollm2"
-
-
-@pytest.fixture
-def staged(world: World) -> World:
-    world.list_carries([])
-    stage(world)
-    world.carry("words", {"vllm/words.py": "WORDS = ('uno',)\n"})
-    return world
 
 
 @pytest.fixture

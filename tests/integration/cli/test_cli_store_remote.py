@@ -59,12 +59,6 @@ class TestTwoMachines:
         assert remote["bytes-read"] > len(before) / 2
         assert (remote["refused"], remote["stopped"]) == (0, "")
 
-    def test_the_summary(self, shared: World) -> None:
-        ran = shared.good("wheel")
-        assert "shared   " in ran.out
-        assert " read" in ran.out
-        assert "shared" not in shared.good("wheel", "--store", "none").out
-
     def test_no_record_of_it_names_a_folder_of_a_machine(self, shared: World) -> None:
         objects = shared.folder / "nginx" / "objects" / "ac"
         entries = [path.read_bytes() for path in objects.iterdir()]
