@@ -8,7 +8,6 @@ import math
 import os
 import signal
 import time
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -21,7 +20,7 @@ from sparkwright.verify.simulator.engine import (
     Request,
     StreamDelta,
 )
-from sparkwright.verify.simulator.faults import Faults, slow_state
+from sparkwright.verify.simulator.faults import slow_state
 from sparkwright.verify.simulator.settings import VERSION, Settings, plan_memory
 
 _MOST_LATE_S: Final = 0.5  # real seconds; a machine that is slower than this stretches simulated time
@@ -63,44 +62,9 @@ CARD_PAGE: Final = "/simulator/card"
 
 # A GB10 by reports of its users: 2.4 of 3.0 GHz under load, 500 to 850 MHz in its slow state.
 _MOST_MHZ, _BUSY_MHZ, _IDLE_MHZ, _STUCK_MHZ = 3003, 2411, 208, 611
-_IDLE_W, _BUSY_W, _REQUEST_W, _STUCK_W, _SPINNING_W = 4.5, 32.0, 0.5, 14.0, 18.0
-_TEMPERATURE_C: Final = 52  # no fault is one of heat
-_WINDOW_S: Final = 1.0  # over which the driver averages
+_BUSY_W, _IDLE_W, _STUCK_W, _SPINNING_W = 40.0, 4.5, 14.0, 18.0
+_TEMPERATURE_C: Final = 52  # no fault is of heat
 _IDLE, _CAPPED = 0x1, 0x4  # reasons for clocks: nothing to do, the usual power cap
-
-
-class SimulatedCard:
-    """A card that works for as long as steps take.
-
-    Attributes:
-        spins: it waits in a kernel: full utilization, little power.
-    """
-
-    def __init__(self, faults: Faults) -> None:
-        self._faults = faults
-        self._steps: deque[tuple[float, float, int]] = deque()
-        self.spins = False
-
-    def work(self, begin: float, end: float, requests: int) -> None:
-        """Note a step between two simulated moments that brought tokens of so many requests."""
-        self._steps.append((begin, end, requests))
-        while self._steps and self._steps[0][1] < begin - 2 * _WINDOW_S:
-            self._steps.popleft()
-
-    def reading(self, now: float) -> str:
-        """Return the line of ``nvidia-smi`` at the simulated time *now*."""
-        begin = now - _WINDOW_S
-        spans = [(max(0.0, min(end, now) - max(start, begin)), many) for start, end, many in self._steps]
-        busy = min(1.0, sum(seconds for seconds, _ in spans) / _WINDOW_S)
-        requests = sum(seconds * many for seconds, many in spans) / _WINDOW_S
-        clock, power = float(_BUSY_MHZ if busy else _IDLE_MHZ), busy * _BUSY_W + requests * _REQUEST_W
-        if slow_state(self._faults, now):
-            clock, power = min(clock, _STUCK_MHZ), min(power, _STUCK_W)
-        if self.spins:
-            busy, clock, power = 1.0, _BUSY_MHZ, _SPINNING_W
-        power = max(power, _IDLE_W)
-        reasons = _CAPPED if busy else _IDLE
-        return f"{clock:.0f}, {power:.2f}, {_TEMPERATURE_C}, {100 * busy:.0f}, {_MOST_MHZ}, 0x{reasons:016x}"
 
 
 # The log -----------------------------------------------------------------------------------------------
@@ -246,12 +210,6 @@ class Log:
         stamp = time.strftime("%m-%d %H:%M:%S", time.localtime(self._clock.wall()))
         self._logger.info("(%s) %s %s [%s] %s", process, level, stamp, where, text)
 
-    def access(self, peer: str, request: str, status: int, reason: str) -> None:
-        """Write a line about a request, as uvicorn does."""
-        self._logger.info(
-            '(APIServer pid=%d) INFO:     %s - "%s" %d %s', self.server_pid, peer, request, status, reason
-        )
-
     def close(self) -> None:
         """Write no more."""
         for handler in self._logger.handlers:
@@ -277,7 +235,6 @@ class Driver:
     def __init__(self, settings: Settings, clock: Clock, log: Log) -> None:
         self.settings, self.clock, self.log = settings, clock, log
         self.engine = Engine(settings)
-        self.card = SimulatedCard(settings.faults)
         self.dead = ""
         self.exit_status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.started_s = clock.wall()
@@ -285,11 +242,19 @@ class Driver:
         self._work = asyncio.Event()
         self._finished = 0
         self._due = math.inf  # end of the present step; infinite while none is made
+        self._spins = False  # a kernel waits without end: full utilization, little power
 
     @property
     def card_reading(self) -> str:
-        """The readings of the card. A machine that is late with its steps does not make it look idle."""
-        return self.card.reading(min(self.clock.now(), self._due))
+        """The line of ``nvidia-smi`` of a card that works while a step is made, or waits in a kernel."""
+        busy = self._spins or math.isfinite(self._due)
+        clock, power = (_BUSY_MHZ, _BUSY_W) if busy else (_IDLE_MHZ, _IDLE_W)
+        if busy and slow_state(self.settings.faults, self.clock.now()):
+            clock, power = _STUCK_MHZ, _STUCK_W
+        if self._spins:
+            power = _SPINNING_W
+        reasons = _CAPPED if busy else _IDLE
+        return f"{clock}, {power:.2f}, {_TEMPERATURE_C}, {100 * busy}, {_MOST_MHZ}, 0x{reasons:016x}"
 
     def submit(self, request: Request) -> asyncio.Queue[StreamDelta | None]:
         """Queue *request*; the returned queue yields its tokens, and `None` if the engine dies."""
@@ -317,7 +282,7 @@ class Driver:
             spins = len(self.engine.running) >= self.settings.faults.value_or("wedge", "batch", math.inf)
             if spins or (after is not None and self._finished >= after):
                 self._due = math.inf
-                self.card.spins = spins
+                self._spins = spins
                 return  # undetected: /health still answers 200
             try:
                 step = self.engine.step(due)
@@ -328,7 +293,6 @@ class Driver:
                 os.kill(os.getpid(), signal.SIGKILL)
                 return
             self._due = due + step.seconds
-            self.card.work(due, self._due, len(step.deltas))
             due = await self.clock.sleep_until(due + step.seconds)
             for index, (request, delta) in enumerate(step.deltas, 1):
                 self._deliver(request, delta)

@@ -23,7 +23,7 @@ from sparkwright.engine.client.endpoint import Endpoint
 from sparkwright.verify.simulator.faults import parse_faults
 from sparkwright.verify.simulator.machine import Clock, Driver, Log, boot_lines, failing_lines
 from sparkwright.verify.simulator.server import CHILD, listening
-from sparkwright.verify.simulator.settings import Settings, StepCosts, fit_max_model_len
+from sparkwright.verify.simulator.settings import Settings, StepCosts
 from sparkwright.verify.simulator.stream import RequestTrace, TraceFile
 
 _BOOT_S = 60.0
@@ -185,7 +185,7 @@ def _settings() -> Iterator[click.Option]:
         flag = flags[0] if flags else f"--{name.replace('_', '-')}"
         yield click.Option(
             [f"{flag}/--no-{flag[2:]}" if kind is bool else flag, name],
-            default=0 if name == "max_model_len" else default,
+            default=default,
             type=click.Choice(choices) if get_origin(kind) is Literal and (choices := get_args(kind))
             else click.Path(path_type=Path) if default is None else None,
             help=words,
@@ -209,7 +209,7 @@ def _command(
     )
     if "no-speculation" in settings.faults:
         settings = replace(settings, k=0)
-    return asyncio.run(serve(fit_max_model_len(settings)))
+    return asyncio.run(serve(settings))
 
 
 def _costs(text: str) -> StepCosts:

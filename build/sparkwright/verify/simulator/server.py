@@ -71,21 +71,17 @@ class SimulatedServer:
         return application
 
     async def _around(self, http: web.Request, handler: _Handler) -> web.StreamResponse:
-        """Check the key, turn errors into JSON, and log each request."""
+        """Check the key, and turn errors into JSON."""
         try:
             if "not-json" in self._settings.faults:
-                response: web.StreamResponse = web.Response(text=_PAGE, content_type="text/html")
-            elif not self._allowed(http):
-                response = web.json_response({"error": "Unauthorized"}, status=401)
-            else:
-                response = await handler(http)
+                return web.Response(text=_PAGE, content_type="text/html")
+            if not self._allowed(http):
+                return web.json_response({"error": "Unauthorized"}, status=401)
+            return await handler(http)
         except ApiError as error:
-            response = web.json_response(error.body(), status=error.status)
+            return web.json_response(error.body(), status=error.status)
         except web.HTTPException as error:
-            response = web.json_response({"detail": error.reason}, status=error.status)
-        line = f"{http.method} {http.path} HTTP/1.1"
-        self._driver.log.access(str(http.remote), line, response.status, response.reason or "")
-        return response
+            return web.json_response({"detail": error.reason}, status=error.status)
 
     def _allowed(self, http: web.Request) -> bool:
         """Tell if the request has the key; only paths below /v1 require it, as in vLLM."""
@@ -150,7 +146,6 @@ class SimulatedServer:
                 "count": int(len(tokens) * (self._settings.faults.value("wrong-tokenize", "factor") or 1)),
                 "max_model_len": self._settings.max_model_len,
                 "tokens": tokens,
-                "token_strs": None,
             }
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -63,7 +63,7 @@ class Settings:
     method: Annotated[str, "Method of drafting."] = "dflash"
     max_num_seqs: Annotated[int, "Requests that may run at a time."] = 64
     max_batched_tokens: Annotated[int, "Tokens of prompts and drafts in a step."] = 8192
-    max_model_len: Annotated[int, "Tokens of the longest request; 0 for the most that fits."] = 40_960
+    max_model_len: Annotated[int, "Tokens of the longest request."] = 40_960
     kv_tokens: Annotated[int, "KV cache size in tokens; 0 for the rest of the memory."] = 0
     kv_dtype: Annotated[Literal["bfloat16", "fp8", "nvfp4"], "KV cache type."] = "fp8"
     prefix_caching: Annotated[bool, "Reuse cached blocks."] = True
@@ -86,7 +86,6 @@ class Settings:
 
 
 _GIB: Final = 1 << 30
-_MOST_LEN: Final = 40_960
 _OTHER_GIB: Final = 3.42  # peak activations and non-torch memory
 _GRAPHS_GIB: Final = {"estimated": 1.03, "actual": 0.86}
 # Bytes of a token in the KV cache of a hybrid model with 16 layers of full attention, the drafter's included.
@@ -120,14 +119,6 @@ def plan_memory(settings: Settings) -> MemoryPlan:
     tokens -= tokens % BLOCK
     gib = tokens * size / _GIB if settings.kv_tokens else budget
     return MemoryPlan(round(gib, 2), tokens, dtype, estimate, _GRAPHS_GIB["actual"])
-
-
-def fit_max_model_len(settings: Settings) -> Settings:
-    """Return *settings* with the largest request length that fits, where its length is 0."""
-    if settings.max_model_len:
-        return settings
-    most = plan_memory(settings).kv_tokens - BLOCK - 1 - settings.k
-    return replace(settings, max_model_len=min(_MOST_LEN, most - most % BLOCK))
 
 
 # Steps whose verification costs something: a few requests gain by drafts, and many lose by them.
