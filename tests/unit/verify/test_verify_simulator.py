@@ -11,7 +11,7 @@ from sparkwright.verify.checks import ALL
 from sparkwright.verify.simulator.engine import PrefixCache, block_hash
 from sparkwright.verify.simulator.faults import FAULTS, Faults, parse_faults
 from sparkwright.verify.simulator.machine import boot_lines, capture_sizes, captured_sizes, failing_lines
-from sparkwright.verify.simulator.model import acceptance_table
+from sparkwright.verify.simulator.model import acceptance_table, text_of
 from sparkwright.verify.simulator.settings import BLOCK, VERSION, plan_memory
 
 
@@ -88,8 +88,7 @@ def test_a_repeated_prompt_is_found_but_for_its_end() -> None:
 def test_answers_of_one_turn_are_found_in_the_next() -> None:
     bench = Bench.of(k=0)
     first = bench.serve(1, max_tokens=100)[0]
-    bench.added += 1
-    follow = bench.add("", 4, prompt=[*first.tokens, 5, 6, 7])
+    follow = bench.add(prompt(1) + text_of(first.tokens[first.prompt_tokens :]) + " And then?", 4)
     bench.drain()
     assert follow.cached > first.prompt_tokens
 

@@ -278,13 +278,9 @@ def _prompt(body: Mapping[str, Any], settings: Settings, *, chat: bool) -> tuple
             *(digest(each.encode()) >> 1 for each in pictures for _ in range(_PATCHES)),
         )
     prompt = body.get("prompt")
-    if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
-        prompt = prompt[0]
-    if isinstance(prompt, str) and prompt:
-        return prompt, tuple(encode(prompt))
-    if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
-        return "", tuple(prompt)
-    raise ApiError(400, "BadRequestError", "prompt: one text or one list of token ids is required", "prompt")
+    if not (isinstance(prompt, str) and prompt):
+        raise ApiError(400, "BadRequestError", "prompt: one text is required", "prompt")
+    return prompt, tuple(encode(prompt))
 
 
 _REPEATED: Final = re.compile(r"\bRepeat [^:]*: “(?P<text>[^”]+)”")
@@ -357,8 +353,7 @@ def sampling_of(params: RequestParams, settings: Settings, number: int) -> Sampl
 
 def make_request(params: RequestParams, settings: Settings, number: int) -> Request:
     """Return the engine's request for *params*."""
-    text = params.text or text_of(params.tokens)
-    answer = script_of(params, settings.faults) if params.chat else answer_to(text)
+    answer = script_of(params, settings.faults) if params.chat else answer_to(params.text)
     unread = settings.faults.value("limit-wrong", "share") or math.inf
     if "word-salad" in settings.faults or len(params.tokens) >= unread * settings.max_model_len:
         answer = ""
@@ -370,7 +365,7 @@ def make_request(params: RequestParams, settings: Settings, number: int) -> Requ
             limit = max(1, int(params.max_tokens * (settings.faults.value(name, "share") or 0)))
             reason = finish
     prefix = "chatcmpl" if params.chat else "cmpl"
-    identity = digest(b"%d %s" % (settings.seed, text.encode(errors="replace")))
+    identity = digest(b"%d %s" % (settings.seed, params.text.encode(errors="replace")))
     name = params.named or f"{identity:016x}{number:08x}"
     return Request(
         number=number,
