@@ -16,7 +16,7 @@ import os
 import stat
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from pathlib import Path
 
@@ -45,39 +45,51 @@ def environment_key() -> str:
 
 def prepare_environment(store: Store, *, offline: bool = False) -> Path:
     """Return the environment's interpreter; the environment is made when it is not there yet."""
-    key = environment_key()
+
+    def fill(python: Path, listed: Path) -> str:
+        listed.write_text(requirements(), encoding="utf-8")
+        install_packages(python, ["--requirement", listed])
+        return json.dumps(_versions(python))
+
+    return make_once(store, environment_key(), "probes", fill, offline=offline)
+
+
+def make_once(store: Store, key: str, what: str, fill: Callable[[Path, Path], str], *, offline: bool) -> Path:
+    """Return the interpreter of the environment *key* for *what*; it is made when it is not there yet.
+
+    *fill* installs its packages, by a file for their list, and returns what is kept of it in ``ready.json``.
+
+    Raises:
+        NotInStoreError: it is not there, and the network is off.
+        EnvironmentSetupError: a package could not be installed.
+    """
     folder = store.environments / key
-    python = folder / "bin" / "python"
-    if (folder / _READY).is_file() and store.claim(folder):
+    python, ready = folder / "bin" / "python", folder / _READY
+    if ready.is_file() and store.claim(folder):
         return python
     if offline:
         raise NotInStoreError(
-            "the environment for probes has not been made",
+            f"the environment for {what} has not been made",
             because="the network is off",
-            next_step="run 'sparkwright carry prove' once without --offline",
+            next_step="run it once without --offline",
         )
-    with store.lock(f"environment-{key}", "the environment for probes"):
-        if not (folder / _READY).is_file():
-            _make(folder, python, requirements())
+    with store.lock(f"environment-{key}", f"the environment for {what}"):
+        if ready.is_file():
+            return python
+        remove_tree(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with task(f"make the environment for {what} (torch and what vLLM imports; minutes, once)"):
+                make_venv(folder)
+                kept = fill(python, folder.with_name(f"{folder.name}.txt"))
+        except ProcessError as error:
+            raise EnvironmentSetupError(
+                f"the environment for {what} could not be made",
+                because=error.because,
+                next_step="check the package index and the disk, then run again",
+            ) from error
+        ready.write_text(kept, encoding="utf-8")
     return python
-
-
-def _make(folder: Path, python: Path, wanted: str) -> None:
-    remove_tree(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    listed = folder.with_name(f"{folder.name}.txt")
-    listed.write_text(wanted, encoding="utf-8")
-    try:
-        with task("make the environment for probes (torch and what vLLM imports; minutes, once)"):
-            make_venv(folder)
-            install_packages(python, ["--requirement", listed])
-    except ProcessError as error:
-        raise EnvironmentSetupError(
-            "the environment for probes could not be made",
-            because=error.because,
-            next_step="check the package index and the disk, then run again",
-        ) from error
-    (folder / _READY).write_text(json.dumps(_versions(python)), encoding="utf-8")
 
 
 def _versions(python: Path) -> dict[str, str]:

@@ -20,14 +20,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from sparkwright.base.digests import digest_of, sha256_bytes
-from sparkwright.base.errors import ProcessError, RehearsalError
+from sparkwright.base.errors import EnvironmentSetupError, NotInStoreError, RehearsalError
 from sparkwright.base.events import task, warn
 from sparkwright.base.process.run import install_packages, make_venv, run, uv_program
 from sparkwright.git.trees import blob_id, make_read_only
 from sparkwright.lock.model import Artifact, Package
 from sparkwright.native.packages import unpack_package
 from sparkwright.pipeline.job import Job
-from sparkwright.probe.environment import fingerprint
+from sparkwright.probe.environment import fingerprint, make_once
 from sparkwright.probe.environment import prepare_environment as prepare_probes
 from sparkwright.probe.environment import requirements as probes_requirements
 from sparkwright.rehearsal.model import PACKAGE, ServedTree
@@ -192,7 +192,6 @@ def _link_tree(source: Path, target: Path, *, leave: set[Path]) -> None:
 # For pictures and sound. Their packages are compiled for one torch each, and a model of text wants none.
 _LEFT_OUT = frozenset({"torchaudio", "torchvision", "torchcodec"})
 _READERS = ("accelerate", "gguf")
-_READY = "ready.json"
 _LIMIT_S = 3600.0
 _PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -256,22 +255,21 @@ def prepare_environment(store: Store, wanted: Requirements, *, offline: bool = F
         EnvironmentSetupError: the environment for probes, which it lies over, could not be made.
         NotInStoreError: the same, with the network off.
     """
-    key = environment_key(wanted)
-    folder = store.environments / key
-    python = folder / "bin" / "python"
     below = prepare_probes(store, offline=offline) if wanted.shares else None
-    if (folder / _READY).is_file() and store.claim(folder):
-        return python
-    if offline:
-        raise RehearsalError(
-            "the environment for rehearsals has not been made",
-            because="the network is off",
-            next_step="run 'sparkwright rehearse' once without --offline",
-        )
-    with store.lock(f"environment-{key}", "the environment for rehearsals"):
-        if not (folder / _READY).is_file():
-            _make(folder, python, wanted, below)
-    return python
+
+    def fill(python: Path, listed: Path) -> str:
+        listed.write_text("\n".join(wanted.lines) + "\n", encoding="utf-8")
+        words: list[str | Path] = ["--requirement", listed]
+        if below is not None:
+            add_below(site_packages(python), site_packages(below))
+            words = _without_those_below(listed)
+        install_packages(python, words)
+        return ""
+
+    try:
+        return make_once(store, environment_key(wanted), "rehearsals", fill, offline=offline)
+    except (EnvironmentSetupError, NotInStoreError) as error:
+        raise RehearsalError(error.what, because=error.because, next_step=error.next_step) from error
 
 
 def site_packages(python: Path) -> Path:
@@ -282,30 +280,6 @@ def site_packages(python: Path) -> Path:
 def add_below(folder: Path, below: Path) -> None:
     """Let the packages in *below* be found after those in *folder*, with their own ``.pth`` files."""
     (folder / "below.pth").write_text(f"import site; site.addsitedir({str(below)!r})\n", encoding="utf-8")
-
-
-def _make(folder: Path, python: Path, wanted: Requirements, below: Path | None) -> None:
-    remove_tree(folder)
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    listed = folder.with_name(f"{folder.name}.txt")
-    listed.write_text("\n".join(wanted.lines) + "\n", encoding="utf-8")
-    over = "over that of the probes" if below is not None else f"with torch {wanted.torch}"
-    try:
-        with task(f"make the environment for rehearsals, {over} (minutes, once)"):
-            make_venv(folder)
-            if below is not None:
-                add_below(site_packages(python), site_packages(below))
-            words: list[str | Path] = ["--requirement", listed]
-            if below is not None:
-                words = _without_those_below(listed)
-            install_packages(python, words)
-    except ProcessError as error:
-        raise RehearsalError(
-            "the environment for rehearsals could not be made",
-            because=error.because,
-            next_step="check the package index and the disk, then run again",
-        ) from error
-    (folder / _READY).touch()
 
 
 def _without_those_below(listed: Path) -> list[str | Path]:
