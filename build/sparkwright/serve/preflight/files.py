@@ -67,11 +67,10 @@ def _shards(checkpoint: Checkpoint) -> Iterator[Finding]:
         if shard.problem:
             yield finding("shard-damaged", file=shard.name, model=model, why=shard.problem)
         elif not shard.pointer and shard.size != shard.expected:
-            row = "shard-size" if shard.size < shard.expected else "shard-size/long"
-            yield finding(row, file=shard.name, model=model, size=shard.size, expected=shard.expected)
+            sizes = {"size": shard.size, "expected": shard.expected}
+            yield finding("shard-size", file=shard.name, model=model, **sizes)
     if missing := missing_shards(checkpoint):
-        row = "shard-missing" if len(missing) > 1 else "shard-missing/one"
-        yield finding(row, model=model, count=len(missing), files=listed(missing))
+        yield finding("shard-missing", model=model, files=listed(missing))
     if not (checkpoint.shards or checkpoint.gguf or checkpoint.other_weights or checkpoint.index):
         yield finding("no-weights", model=model, folder=checkpoint.folder)
 
