@@ -76,14 +76,8 @@ def built_wheel(folder: Path, platform: str, series: Sequence[str], present: Pre
     }
     order = [*(one for one in present if one in series or not series), *series]
     if not fitting:
-        wanted = order if series else ()
-        if present and series and not present.keys() & set(series):
-            raise NoWheelError(
-                f"{folder} holds no wheel of series {' or '.join(series)}",
-                because="the project here has no such series",
-                next_step=f"known: {', '.join(present)}; or give a wheel, --channel or --python",
-            )
-        raise _none(folder, platform, list(dict.fromkeys(wanted)), [wheel.name for wheel in wheels])
+        wanted = list(dict.fromkeys(order if series else ()))
+        raise _none(folder, platform, wanted, [wheel.name for wheel in wheels])
     order += sorted({series_of(version) for version in fitting.values()}, key=Version, reverse=True)
     of_spec = {wheel: version for wheel, version in fitting.items() if is_present(version, present)}
     for candidates, why in ((of_spec, "the present build spec of"), (fitting, "the highest revision of")):

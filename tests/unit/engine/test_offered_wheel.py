@@ -97,12 +97,6 @@ def test_what_is_missing_is_built_of_the_default_series_if_the_recipe_is_for_it(
         assert f"sparkwright wheel --platform aarch64{named} --kernels upstream" in caught.value.next_step
 
 
-def test_a_series_that_the_project_lacks_is_not_to_be_built(dist: Path) -> None:
-    with pytest.raises(ConfigError) as caught:
-        built_wheel(dist, "x86_64", ("9.9",), {"1.3": ("f" * 64,)})
-    assert caught.value.next_step.startswith("known: 1.3;")
-
-
 def test_a_service_takes_the_wheel_of_its_recipe_where_none_is_named(dist, monkeypatch):
     monkeypatch.setattr(offered, "machine", lambda: "aarch64")
     monkeypatch.setenv("SPARKWRIGHT_DIST", str(dist))
