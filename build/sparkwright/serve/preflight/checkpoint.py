@@ -28,7 +28,7 @@ _LARGEST_JSON = 512 << 20
 _OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth")
 # The format's own limit (safetensors, MAX_HEADER_SIZE): a longer header is refused by every reader.
 _LONGEST_HEADER = 100_000_000
-_LENGTH = 8
+LENGTH = 8
 _POINTER = b"version https://git-lfs.github.com/spec/"
 _LARGEST_POINTER = 1024
 NONE = "none"
@@ -97,8 +97,8 @@ def read_shard(path: Path) -> Shard:
 def parse_shard(name: str, size: int, read: Callable[[int], bytes]) -> Shard:
     """Return what the header of a file says that is *read* on and on; a damaged one has a `Shard.problem`."""
     try:
-        length = int.from_bytes(read(_LENGTH), "little")
-        if size < _LENGTH or length > min(_LONGEST_HEADER, size):
+        length = int.from_bytes(read(LENGTH), "little")
+        if size < LENGTH or length > min(_LONGEST_HEADER, size):
             return Shard(name, size, problem=f"it has {size} bytes, and a header of {length} at most")
         header = json.loads(read(length))
         entries = {key: entry for key, entry in header.items() if key != "__metadata__"}
@@ -106,7 +106,7 @@ def parse_shard(name: str, size: int, read: Callable[[int], bytes]) -> Shard:
         end = max((int(entry["data_offsets"][1]) for entry in entries.values()), default=0)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
         return Shard(name, -1, problem=f"its header cannot be read: {error!r}")
-    return Shard(name, size, _LENGTH + length + end, tensors)
+    return Shard(name, size, LENGTH + length + end, tensors)
 
 
 def _tensor(name: str, entry: dict[str, Any]) -> Tensor:

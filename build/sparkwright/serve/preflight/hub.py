@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -17,7 +18,7 @@ from urllib.parse import quote
 from sparkwright.base.errors import FetchError
 from sparkwright.engine.child.fetch_model import files_of
 from sparkwright.engine.models import is_offline, is_repository
-from sparkwright.serve.preflight.checkpoint import INDEX, TOKENIZERS, Checkpoint, Shard, parse_shard
+from sparkwright.serve.preflight.checkpoint import INDEX, LENGTH, TOKENIZERS, Checkpoint, Shard, parse_shard
 from sparkwright.serve.preflight.files import missing_shards
 from sparkwright.serve.preflight.finding import Finding, finding
 from sparkwright.serve.preflight.machine import GIB, in_gib
@@ -126,7 +127,11 @@ class _Source:
             return found if isinstance(found, dict) else {}
 
         def shard(file: str) -> Shard:
-            return parse_shard(file, sizes[file], _Head(self, self._address(commit, file)).read)
+            address = self._address(commit, file)
+            head = self.part(address, 0, _FIRST)
+            missing = LENGTH + int.from_bytes(head[:LENGTH], "little") - len(head)
+            head += self.part(address, len(head), missing) if 0 < missing < _MOST_JSON else b""
+            return parse_shard(file, sizes[file], BytesIO(head).read)
 
         config, index = load("config.json"), load(INDEX)
         named = {str(tensor): str(file) for tensor, file in index.get("weight_map", {}).items()}
@@ -177,25 +182,6 @@ class _Source:
         if whole and len(data) >= count:
             raise FetchError(f"{address} is too large", because=f"it has {count} bytes and more")
         return bytes(data[:count])
-
-
-@dataclass
-class _Head:
-    """The beginning of a file, read like a stream: most headers come with the first request."""
-
-    source: _Source
-    address: str
-    _data: bytes = b""
-    _at: int = 0
-
-    def read(self, count: int) -> bytes:
-        """Return the next *count* bytes, or fewer where the file ends."""
-        end = self._at + count
-        if end > len(self._data):
-            missing = max(_FIRST if not self._data else 0, end - len(self._data))
-            self._data += self.source.part(self.address, len(self._data), missing)
-        taken, self._at = self._data[self._at : end], end
-        return taken
 
 
 def _token(environment: Mapping[str, str]) -> str:
