@@ -149,14 +149,8 @@ def _tell(status: str, because: str) -> None:
 def notify(message: str) -> bool:
     """Send *message*, such as ``READY=1``, to systemd; return false where it does not listen."""
     address = os.environ.get("NOTIFY_SOCKET", "")
-    if not address.startswith(("/", "@")):
-        return False
-    if address.startswith("@"):  # an abstract socket
-        address = "\0" + address[1:]
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-            sender.connect(address)
-            sender.sendall(message.encode())
-    except OSError:
-        return False
-    return True
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        sender.connect(f"\0{address[1:]}" if address.startswith("@") else address)  # an abstract socket
+        sender.sendall(message.encode())
+        return True
+    return False
