@@ -8,7 +8,6 @@ times nor counters are needed.
 from __future__ import annotations
 
 import base64
-import contextlib
 import json
 import os
 import stat
@@ -23,7 +22,7 @@ import msgspec
 from sparkwright.base.config import decode_json
 from sparkwright.base.digests import sha256_bytes
 from sparkwright.base.errors import ConfigError
-from sparkwright.store.disk import storing
+from sparkwright.store.disk import atomic_file, hold, make_folder, storing
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -111,19 +110,14 @@ def require_key(path: Path) -> Ed25519PrivateKey:
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     made = Ed25519PrivateKey.generate()
-    data = made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
     with storing(f"making the key {path}", instead="name another place in SPARKWRIGHT_STORE_KEY"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}")
-        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with os.fdopen(handle, "wb") as stream:
-                stream.write(data)
-            with contextlib.suppress(FileExistsError):  # another run was faster
-                path.hardlink_to(temporary)
-        finally:
-            temporary.unlink()
-    return find_key(path) or made
+        make_folder(path.parent)
+        with hold(path.parent, f"the key {path}"):
+            if (found := find_key(path)) is not None:  # another run was faster
+                return found
+            with atomic_file(path, mode=0o600) as handle:
+                os.write(handle, made.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    return made
 
 
 def _unusable(path: Path, because: str, next_step: str) -> ConfigError:
