@@ -131,14 +131,13 @@ def _values(settings: Settings) -> dict[str, Any]:
         "max_num_seqs": settings.max_num_seqs,
         "enable_prompt_tokens_details": True,
     }
-    speculative, used, total = "None", settings.utilization, settings.total_gib
+    speculative = "None"
     if settings.k:
         arguments["speculative_config"] = {"method": settings.method, "num_speculative_tokens": settings.k}
         speculative = (
             f"SpeculativeConfig(method='{settings.method}', model='{settings.model}-{settings.method}', "
             f"num_spec_tokens={settings.k})"
         )
-    apart = abs(memory.graphs_gib - memory.graphs_actual_gib)
     return {
         **vars(settings),
         **vars(memory),
@@ -151,13 +150,8 @@ def _values(settings: Settings) -> dict[str, Any]:
         "largest_piece": pieces[-1],
         "full": len(full),
         "largest_full": max(full, default=0),
-        "less": used - memory.graphs_gib / total,
-        "more": used + memory.graphs_gib / total,
         "times": memory.kv_tokens / settings.max_model_len,
-        "apart": apart,
-        "apart_share": apart / memory.graphs_actual_gib,
-        "free": total - 3.1,
-        "desired": used * total,
+        "free": settings.total_gib - 3.1,
     }
 
 
