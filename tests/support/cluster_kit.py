@@ -21,7 +21,6 @@ from world import SOURCE_ROOT
 
 from sparkwright.base.ssh import parse_host
 from sparkwright.distributed.cluster import Cluster
-from sparkwright.distributed.tasks import ClusterAddress
 from sparkwright.git.repository import Repository, open_repository
 from sparkwright.lock.model import Package
 from sparkwright.native.build import Builder
@@ -135,9 +134,8 @@ def make_home(folder: Path, url: str, hosts: list[Host]) -> Home:
     release = Package(filename="toolkit.json", sha256="0" * 64, size=1)
     toolkit = msgspec.structs.replace(native.toolkit, release=release)
     lock = msgspec.structs.replace(builder.lock, native=msgspec.structs.replace(native, toolkit=toolkit))
-    name = "ssh://" + ",".join(host.sshd.host for host in hosts)
-    address = ClusterAddress(name, tuple(parse_host(host.sshd.host) for host in hosts))
-    elsewhere = partial(compile_elsewhere, Cluster(address=address, store=store)) if hosts else None
+    found = tuple(parse_host(host.sshd.host) for host in hosts)
+    elsewhere = partial(compile_elsewhere, Cluster(hosts=found, store=store)) if hosts else None
     inputs = make_inputs(repository, folder)
     builder = replace(builder, lock=lock, native=lock.native, elsewhere=elsewhere)
     return Home(repository, builder, inputs)

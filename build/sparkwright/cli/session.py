@@ -118,8 +118,8 @@ class Session:
         job = make_job(self.checkout, self.store, self.repository, options)
         if not options.compiling.cluster:
             return job
-        machines = Cluster(address=parse_cluster(options.compiling.cluster), store=self.store)
-        return replace(job, cluster=machines)
+        hosts = parse_cluster(options.compiling.cluster)
+        return replace(job, cluster=Cluster(hosts=hosts, store=self.store))
 
 
 @contextlib.contextmanager

@@ -251,7 +251,7 @@ def execute(
             return run_verification(plan, folder, key, offline=offline, refusal=refusal)
         machines, store = parse_cluster(cluster), open_store(remote=open_tier())
         with store.running():
-            return verify_remotely(Cluster(address=machines, store=store), plan.options, folder)
+            return verify_remotely(Cluster(hosts=machines, store=store), plan.options, folder)
 
 
 def _look_before(options: VerifyOptions, *, offline: bool, force: bool) -> None:

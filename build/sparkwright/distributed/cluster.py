@@ -24,7 +24,6 @@ from sparkwright.base.ssh import SshHost
 from sparkwright.distributed.tasks import (
     GB10,
     GPU,
-    ClusterAddress,
     Done,
     Failed,
     Offer,
@@ -53,13 +52,19 @@ class Cluster:
     """Other machines, and the store that is shared with them.
 
     Attributes:
+        hosts: the machines, on each of which a worker is started for the length of a command.
         silent_s: how long a machine may send no sign of life before its tasks go to others; workers send one
             every `ALIVE_S`.
     """
 
-    address: ClusterAddress
+    hosts: tuple[SshHost, ...]
     store: Store
     silent_s: float = 60.0
+
+    @property
+    def name(self) -> str:
+        """The machines as messages name them."""
+        return ", ".join(host.shown for host in self.hosts)
 
     def run(
         self, tasks: Sequence[Task], take: Callable[[Done], bool], *, title: str = "", unit: str = "tasks"
@@ -78,7 +83,7 @@ class Cluster:
         with contextlib.ExitStack() as stack:
             machines = self._started(stack)
             shown = stack.enter_context(task(title, total=len(tasks), unit=unit)) if title else None
-            work = Work(self.address.name, machines, tasks)
+            work = Work(self.name, machines, tasks)
             while work.left:
                 work.hand_out()
                 for done in self._replies(work):
@@ -93,8 +98,8 @@ class Cluster:
         """Start a worker on each machine for the length of *stack*; return those that are ready."""
         store_url = "" if self.store.remote is None else self.store.remote.settings.url
         machines = []
-        with task(f"start workers on {len(self.address.hosts)} machines"):
-            for host in self.address.hosts:
+        with task(f"start workers on {len(self.hosts)} machines"):
+            for host in self.hosts:
                 there = stack.enter_context(Dialogue(host.argv(_START), patience_s=_ENDS_S))
                 settings = WorkerSettings(code=own_code(), store_url=store_url, name=host.shown)
                 there.send(msgspec.json.encode(settings) + b"\n")
@@ -106,7 +111,7 @@ class Cluster:
             raise next(iter(refused.values()))
         ready = [one for one in machines if one.name not in refused]
         slots = sum(one.offer.slots for one in ready)
-        emit("cluster.opened", name=self.address.name, slots=slots, machines=len(ready))
+        emit("cluster.opened", name=self.name, slots=slots, machines=len(ready))
         return ready
 
     def _replies(self, work: Work) -> Iterator[Done]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -21,20 +20,8 @@ from sparkwright.store.disk import storing
 from sparkwright.store.paths import Store
 
 
-@dataclass(frozen=True)
-class ClusterAddress:
-    """The machines of a cluster.
-
-    Attributes:
-        hosts: the machines, on each of which a worker is started for the length of a command.
-    """
-
-    name: str
-    hosts: tuple[SshHost, ...]
-
-
-def parse_cluster(text: str) -> ClusterAddress:
-    """Return the cluster at the address *text*, ``ssh://[USER@]HOST[:PORT],…``."""
+def parse_cluster(text: str) -> tuple[SshHost, ...]:
+    """Return the machines at the address *text*, ``ssh://[USER@]HOST[:PORT],…``."""
     scheme, _, rest = text.partition("://")
     shown = text if "@" not in text else f"{scheme}://…"  # what stands before an @ may be a password
     if scheme != "ssh":
@@ -45,7 +32,7 @@ def parse_cluster(text: str) -> ClusterAddress:
         raise _no_cluster(shown, str(error)) from error
     if len({host.shown for host in hosts}) < len(hosts):  # it is also the name of a worker
         raise _no_cluster(shown, "it names a machine twice; a worker takes all cores of one")
-    return ClusterAddress(text, hosts)
+    return hosts
 
 
 def _no_cluster(text: str, because: str) -> ConfigError:

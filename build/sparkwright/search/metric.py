@@ -249,7 +249,7 @@ class Serving:
         """Return the machines and the recipe, with the digest of its file."""
         path = Path(self.recipe)
         digest = f" ({sha256_file(path)[:12]})" if path.suffix == ".toml" and path.is_file() else ""
-        machines = self.cluster.address.name if self.cluster else "this machine"
+        machines = self.cluster.name if self.cluster else "this machine"
         return f"on {machines} with {path.name}{digest}"
 
     def check(self, applied: frozenset[str], check: str, folder: Path) -> tuple[CheckOutcome, str]:

@@ -141,7 +141,7 @@ def _serving(realiser: Realiser, options: SearchOptions, verifier: Verifier) -> 
         return Serving(realiser, None, options.recipe, verifier)
     if access.settings.offline:
         raise NotInStoreError(f"{options.cluster} cannot be reached", because="the network is off")
-    machines = Cluster(address=parse_cluster(options.cluster), store=access.store)
+    machines = Cluster(hosts=parse_cluster(options.cluster), store=access.store)
     return Serving(realiser, machines, options.recipe, verifier)
 
 

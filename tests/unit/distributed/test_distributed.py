@@ -42,7 +42,7 @@ from sparkwright.store.paths import Store
 
 def test_machines_by_ssh():
     found = parse_cluster("ssh://spark-1,builder@spark-2:2222")
-    assert found.hosts == (SshHost("spark-1"), SshHost("spark-2", "builder", 2222))
+    assert found == (SshHost("spark-1"), SshHost("spark-2", "builder", 2222))
     assert parse_host("Spark-1") == SshHost("Spark-1"), "an alias keeps its case"
     assert parse_host("me@[fe80::1%eth0]:22") == SshHost("fe80::1%eth0", "me", 22)
 
