@@ -167,15 +167,6 @@ def test_a_wheel_says_what_was_merged_into_it(tmp_path: Path) -> None:
     assert found.carries == {"tie-weights", "uma-clamp"}
 
 
-@pytest.mark.parametrize("record", ["{", "[]", '{"carries": [{"name": "x"}]}'])
-def test_a_wheel_whose_record_is_broken_says_so(tmp_path: Path, record: str) -> None:
-    python = made(tiny_wheel(tmp_path, "0.24.0+spark.01234567", record), tmp_path / "env")
-    with pytest.raises(ServerError, match="cannot be read") as caught:
-        read_installed(python)
-    assert caught.value.because
-    assert "sparkwright audit" in caught.value.next_step
-
-
 def test_smoke_starts_on_generated_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     card(monkeypatch, tmp_path, "9.0")
     python = made(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env")

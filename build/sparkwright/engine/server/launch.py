@@ -69,7 +69,7 @@ def start_server(
 
     Raises:
         IncompatibleOptionsError: the recipe's options are known not to work with that vLLM on this card.
-        ServerError: *python* has no vLLM, or a broken one.
+        ServerError: *python* has no vLLM.
     """
     folder = folder.absolute()
     port = port or free_port(host)
