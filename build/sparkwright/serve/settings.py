@@ -14,6 +14,7 @@ import msgspec
 
 from sparkwright.base.config import decode_json
 from sparkwright.base.errors import ConfigError
+from sparkwright.base.text import plural
 from sparkwright.recipes.recipe import RESERVED, Recipe
 
 SET_BY_USER = "set on the command line"
@@ -57,7 +58,7 @@ def as_head(recipe: Recipe, address: str) -> Recipe:
         return recipe
     if recipe.nodes == 1 or not address:
         raise ConfigError(
-            f"the recipe {recipe.name} is for {recipe.nodes} machine{'s' if recipe.nodes > 1 else ''}",
+            f"the recipe {recipe.name} is for {plural(recipe.nodes, 'machine')}",
             because="--peer or --head was given" if address else "neither --peer nor --head was given",
             next_step="leave out --peer and --head" if address
             else "give --peer HOST, which starts both; without ssh between them, --head ADDRESS of this one, "

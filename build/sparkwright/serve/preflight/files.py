@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from sparkwright.base.text import few
 from sparkwright.recipes.recipe import Recipe
 from sparkwright.serve.preflight.checkpoint import (
     NONE,
@@ -12,8 +13,9 @@ from sparkwright.serve.preflight.checkpoint import (
     Quantization,
     find_quantization,
 )
-from sparkwright.serve.preflight.finding import Finding, finding, listed
+from sparkwright.serve.preflight.finding import Finding, finding
 
+_SHOWN = 3
 _NUMBERED = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.safetensors")
 _PACKED = {"U8", "I8", "I32", "U32", "F8_E4M3", "F8_E5M2", "F4"}
 _SCALES = re.compile(r"(?:weight_scale(?:_2|_inv)?|weight_global_scale|scales|input_scale|qzeros|_blocks)$")
@@ -28,12 +30,12 @@ def check_files(checkpoint: Checkpoint, *, weights: bool = True, tokenizer: bool
     model = checkpoint.name
     pointers = [shard.name for shard in checkpoint.shards if shard.pointer and weights]
     if pointers := [*pointers, *checkpoint.pointers]:
-        yield finding("lfs-pointer", model=model, files=listed(pointers))
+        yield finding("lfs-pointer", model=model, files=few(pointers, _SHOWN))
     yield from _config(checkpoint)
     if weights:
         yield from _shards(checkpoint)
     if tokenizer and not checkpoint.has_vocabulary:
-        files = listed(checkpoint.tokenizer) or "no file of one"
+        files = few(checkpoint.tokenizer, _SHOWN) or "no file of one"
         yield finding("tokenizer", model=model, folder=checkpoint.folder, files=files)
 
 
@@ -53,7 +55,7 @@ def _config(checkpoint: Checkpoint) -> Iterator[Finding]:
     for name, why in checkpoint.unreadable.items():
         yield finding("unreadable", name=name, model=model, why=why)
     if checkpoint.gguf and not checkpoint.shards:
-        yield finding("gguf", model=model, files=listed(checkpoint.gguf))
+        yield finding("gguf", model=model, files=few(checkpoint.gguf, _SHOWN))
     elif not (checkpoint.config or checkpoint.mistral) and not {"config.json"} & {
         *checkpoint.unreadable,
         *checkpoint.pointers,
@@ -70,7 +72,7 @@ def _shards(checkpoint: Checkpoint) -> Iterator[Finding]:
             sizes = {"size": shard.size, "expected": shard.expected}
             yield finding("shard-size", file=shard.name, model=model, **sizes)
     if missing := missing_shards(checkpoint):
-        yield finding("shard-missing", model=model, files=listed(missing))
+        yield finding("shard-missing", model=model, files=few(missing, _SHOWN))
     if not (checkpoint.shards or checkpoint.gguf or checkpoint.other_weights or checkpoint.index):
         yield finding("no-weights", model=model, folder=checkpoint.folder)
 

@@ -14,7 +14,6 @@ from sparkwright.base.events import warn
 
 Level = Literal["refuse", "warn", "note"]
 LEVELS: tuple[Level, ...] = ("refuse", "warn", "note")
-_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -55,12 +54,6 @@ def finding(row: str, /, **facts: Any) -> Finding:
     found = finding_rows()[row]
     texts = {name: getattr(found, name).format_map(facts) for name in ("what", "because", "next_step")}
     return replace(found, **texts)
-
-
-def listed(names: Collection[str]) -> str:
-    """Return the first of *names*, and how many more there are."""
-    shown = ", ".join(list(names)[:_SHOWN])
-    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown
 
 
 def refusals(found: Iterable[Finding], *, force: bool = False) -> tuple[Finding, ...]:

@@ -14,6 +14,7 @@ from sparkwright.engine.server.lifecycle import BOOT_S
 from sparkwright.serve.service.model import Scope, ServiceOptions, ServicePlaces
 from sparkwright.serve.settings import read_key
 from sparkwright.serve.warmup import LIMIT_S
+from sparkwright.store.disk import atomic_file
 
 _TEMPLATES = Path(__file__).with_name("templates")
 _PUBLIC, _PRIVATE = 0o644, 0o600
@@ -202,13 +203,8 @@ def uninstall(places: ServicePlaces, *, run_commands: bool = True) -> list[Path]
 
 
 def _write(file: PlannedFile) -> None:
-    file.path.parent.mkdir(parents=True, exist_ok=True)
-    part = file.path.with_name(f".{file.path.name}.part")
-    part.unlink(missing_ok=True)
-    part.touch(mode=file.mode)
-    part.chmod(file.mode)
-    part.write_text(file.text, encoding="utf-8")
-    part.replace(file.path)
+    with atomic_file(file.path, mode=file.mode) as handle:
+        os.write(handle, file.text.encode())
     emit("service.written", path=str(file.path))
 
 

@@ -14,6 +14,7 @@ import msgspec
 from sparkwright.base.config import Model, decode_json
 from sparkwright.base.errors import ConfigError, NewerFormatError, UnknownNameError
 from sparkwright.recipes.recipe import PORT
+from sparkwright.store.disk import write_atomically
 
 Scope = Literal["system", "user"]
 
@@ -155,10 +156,7 @@ class ServiceRecord(Model, frozen=True):
 
     def write(self, path: Path) -> None:
         """Write the record to *path*, in one step."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.part")
-        part.write_bytes(msgspec.json.format(msgspec.json.encode(self)) + b"\n")
-        part.replace(path)
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(self)) + b"\n")
 
 
 def load_record(places: ServicePlaces) -> ServiceRecord:
