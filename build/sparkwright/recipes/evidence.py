@@ -14,7 +14,7 @@ from typing import Literal
 from msgspec import field
 
 from sparkwright.base.config import Model, parse_toml
-from sparkwright.base.errors import UnknownNameError
+from sparkwright.base.errors import unknown_name
 
 Grade = Literal["served", "tuned here", "A", "A-", "B", "C", "never"]
 GRADES: dict[Grade, str] = {
@@ -102,9 +102,5 @@ def references(recipe: str, keys: Sequence[str]) -> tuple[ReferenceFigures, ...]
     known = load_references()
     for key in keys:
         if key not in known:
-            raise UnknownNameError(
-                f"the recipe {recipe} names no figures of reference.toml by {key!r}",
-                because="the keys there are " + ", ".join(known),
-                next_step="correct `reference`, or leave it out",
-            )
+            raise unknown_name(f"figure that the recipe {recipe} refers to as", key, list(known))
     return tuple(known[key] for key in keys)
