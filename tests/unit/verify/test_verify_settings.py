@@ -231,7 +231,7 @@ def test_the_planted_best_is_found_and_written_as_a_recipe(compare, tmp_path) ->
 
 def test_equal_configurations_keep_the_recipe(compare) -> None:
     for seed in range(3):
-        results = compare(Surface(seed=seed), str(seed), vary={SEQS: (16, 24, 32, 48)})
+        results = compare(Surface(seed=seed), str(seed), vary={SEQS: (16, 32, 48)})
         assert served(results) == "the recipe as it is"
         told = results.run.findings[0].cause
         assert "no difference was shown" in told or "surely slower" in told
