@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from killed import stopped
 from kit import Recorder, python
 from world import ended as is_dead
 from world import wait_until
@@ -155,9 +156,8 @@ def test_the_whole_family_dies_with_whoever_started_it(tmp_path: Path, number: i
     parent = python(STARTER, tmp_path, FAMILY.format(child="import time; time.sleep(60)", seconds=60))
     pids = family(tmp_path, 4)
     assert not any(map(is_dead, pids))
-    parent.send_signal(number)
-    parent.communicate(timeout=60)
-    wait_until(lambda: all(map(is_dead, pids)))
+    assert stopped(parent, number).status == -number
+    assert all(map(is_dead, pids))
 
 
 def test_a_family_whose_parent_died_before_it_began_does_not_begin(tmp_path: Path) -> None:

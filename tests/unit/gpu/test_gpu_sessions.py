@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from world import ended, wait_until
+from killed import stopped
+from world import ended
 
 GPU = Path(__file__).parents[2] / "gpu"
 STARTED = re.compile(r"\n\n\d+\n$")  # below the command line
@@ -44,11 +45,10 @@ def test_sigterm_ends_a_script_with_its_engines(tmp_path: Path, how: str, engine
         env={**os.environ, "PYTHONPATH": path},
     )
     logs = [tmp_path / f"{name}.log" for name in engines]
-    try:
-        assert wait_until(lambda: all(log.is_file() and STARTED.search(log.read_text()) for log in logs))
-    finally:
-        script.terminate()
-    assert script.wait(60) == -signal.SIGTERM
-    assert all(wait_until(lambda log=log: ended(int(log.read_text().split()[-1]))) for log in logs)
+    ran = stopped(
+        script, signal.SIGTERM, lambda: all(log.is_file() and STARTED.search(log.read_text()) for log in logs)
+    )
+    assert ran.status == -signal.SIGTERM
+    assert all(ended(int(log.read_text().split()[-1])) for log in logs)
     assert not (tmp_path / "after").exists(), "a killed engine is no outcome"
     assert not (tmp_path / "three.log").exists(), "no engine is begun"

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from killed import stopped
 from kit import Recorder, finish, python
 from world import ended, wait_until
 
@@ -439,10 +440,8 @@ def test_an_interrupt_kills_every_compiler_and_leaves_no_part(tmp_path: Path) ->
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_killed_it_takes_every_compiler_along_and_loses_only_what_ran(tmp_path: Path, number: int) -> None:
     build, running = begin(tmp_path)
-    build.send_signal(number)
-    build.communicate(timeout=60)
-    assert build.returncode == -number
-    wait_until(lambda: all(map(ended, running)))
+    assert stopped(build, number).status == -number
+    assert all(map(ended, running))
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["a", "b"]
     time.sleep(0.2)
     assert not (tmp_path / "e.log").exists(), "nothing goes on"

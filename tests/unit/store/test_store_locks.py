@@ -1,12 +1,14 @@
 """Locks between runs, and disks that are full, read-only or broken."""
 
 import errno
+import signal
 import subprocess
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from killed import stopped
 from kit import Recorder, finish, python, small_disk
 
 from sparkwright.base.errors import BusyError, StorageError
@@ -53,8 +55,7 @@ def test_patience_ends_in_an_error_that_names_the_lock(tmp_path: Path) -> None:
     assert str(lock) in caught.value.because
     assert caught.value.next_step
     # The kernel gives the lock back when its holder dies, however it dies.
-    first.kill()
-    first.communicate()
+    stopped(first, signal.SIGKILL)
     with hold(lock, "the thing", patience_s=5):
         pass
 

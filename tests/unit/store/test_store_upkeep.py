@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import click
 import pytest
+from killed import stopped
 from kit import Recorder, finish, python, seed_environment
 
 from sparkwright.base.digests import sha256_bytes
@@ -122,8 +124,7 @@ def test_runs_are_seen_until_they_end_however_they_end(store: Store) -> None:
         assert began is not None
         assert before - 1 <= mine.started <= began
         assert oldest_run(store.runs) == mine.started
-        other.kill()
-        other.communicate()
+        stopped(other, signal.SIGKILL)
         assert oldest_run(store.runs, but=mine) is None
         assert list(store.runs.iterdir()) == [mine.path]
     assert list(store.runs.iterdir()) == []
