@@ -187,9 +187,7 @@ def test_a_file_is_removed_and_can_be_put_again(address: str, tmp_path: Path) ->
     target.replace(PAGE, b"new", expected=None)
 
 
-@pytest.mark.parametrize(
-    "path", ["", "/a", "../a", "a/../b", "a/../../b", "a//b", "a/", ".", "a/./b", "a\\b", "a\nb", "a\0b"]
-)
+@pytest.mark.parametrize("path", ["", "/etc/passwd", "a//b", "../a", "a/../../b", "a\\b", "a\nb"])
 def test_paths_that_lead_elsewhere_are_refused(address: str, wheel: Path, path: str) -> None:
     target = open_target(address)
     calls = (

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sparkwright.base.digests import sha256_bytes
-from sparkwright.base.errors import LostRaceError, StorageError, UploadError
-from sparkwright.publish.target import FolderTarget, Stored
+from sparkwright.base.errors import LostRaceError, PublishError, StorageError, UploadError
+from sparkwright.publish.target import FolderTarget, Stored, checked_path
 
 
 @pytest.fixture
@@ -89,3 +89,12 @@ def test_what_is_no_plain_file_is_not_waited_for(target: FolderTarget, tmp_path:
     for use in (target.read, lambda path: target.put_file(path, tmp_path / "f", sha256_bytes(b"x"))):
         with pytest.raises(UploadError, match="no plain file"):
             use("p")
+
+
+@pytest.mark.parametrize(
+    "path", ["", "/a", "../a", "a/../b", "a//b", "a/", ".", "a/./b", "a\\b", "a\nb", "a\0b"]
+)
+def test_a_path_that_leads_elsewhere_is_refused(target: FolderTarget, path: str) -> None:
+    for use in (checked_path, target.read, target.url):
+        with pytest.raises(PublishError):
+            use(path)
