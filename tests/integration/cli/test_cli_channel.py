@@ -51,7 +51,6 @@ def test_a_built_wheel_goes_to_nightly_and_back(built: World) -> None:
     (wheel,) = built.wheels
     assert evidence_of(built)["audit"]["detail"]["unchecked"] == []
     promoted = built.good("channel", "promote", wheel, "--to", "nightly")
-    assert "generation 1" in promoted.out
     assert "a key for channel nightly was made" in promoted.err
     assert "already" in built.good("channel", "promote", wheel, "--to", "nightly").out
     place = built.dist / "published/channels/nightly"

@@ -29,17 +29,14 @@ class TestAudit:
         ran = world.call("audit", wheel, spoilt)
         assert ran.status == 50
         assert "members-differ-exactly: vllm/align.py has other bytes than it should" in ran.err
-        assert "do not install or publish" in ran.err
         ran = world.call("audit", spoilt, "--json")
         assert ran.status == 50
         assert ran.json[0]["passed"] is False
-        assert "failed its audit" in ran.err
 
     def test_of_another_point(self, world: World, wheel: Path) -> None:
         world.list_carries(["clamp"])
         ran = world.call("audit", wheel)
         assert ran.status == 50
-        assert "was not checked in full" in ran.err
         assert "--allow-skipped" in ran.err
         assert "skipped" in world.good("audit", wheel, "--allow-skipped").out
 

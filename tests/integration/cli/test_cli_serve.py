@@ -85,7 +85,6 @@ def test_a_server_that_ends_by_itself_is_an_error_of_its_own(staged: World, serv
     assert status == ServerEndedError.exit_code
     failed = this.lines()[-1]
     assert (failed["kind"], failed["error"]) == ("serve.failed", "ServerEndedError")
-    assert "ended by itself" in errors
     assert "(engine-died)" in errors
     assert list((staged.store.home / "serve" / "runs").glob("*/incident-1/incident.json"))
 
@@ -262,7 +261,6 @@ def test_what_the_machine_lacks_is_found_before_a_wheel_is_made(
     ran = world.call("serve", "smoke", "--port", "0")
     assert ran.status == PreflightError.exit_code, ran.said
     assert "there is no room to install vLLM" in ran.said
-    assert "SPARKWRIGHT_HOME" in ran.said
     assert not world.wheels
 
 

@@ -48,9 +48,7 @@ class TestPrune:
         dry = world.good("store", "prune", "--keep-size", "0", "--dry-run", "--json").json
         assert dry["dry-run"]
         assert {"files", "trees"} <= {kind["kind"] for kind in dry["removed"]}
-        ran = world.good("store", "prune", "--keep-size", "0")
-        assert "kept" in ran.out
-        assert "files" in ran.out
+        world.good("store", "prune", "--keep-size", "0")
         left = {entry.kind for entry in survey(world.store)}
         assert left <= {"git", "records", "scratch"}
         world.new_store("with an environment")

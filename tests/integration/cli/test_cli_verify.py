@@ -125,7 +125,6 @@ def test_a_fault_fails_and_is_named(tmp_path: Path) -> None:
     done = verify(*QUICK, "--fault", "negative-estimate", "--out", "run", cwd=tmp_path)
     assert done.returncode == 83
     assert "-35.69" in done.stderr
-    assert "report.html" in done.stderr
     told = json.loads((tmp_path / "run" / "verdict.json").read_text())
     assert told["verdict"] == "fail"
 
@@ -177,7 +176,6 @@ def test_ctrl_c_leaves_a_run_and_no_server(tmp_path: Path) -> None:
     child = begin("verify", *SLOWER, "boot,coherence", "--out", run, cwd=tmp_path)
     ran = stopped(child, signal.SIGINT, lambda: cells(run))
     assert ran.status == 130
-    assert "interrupted" in ran.err
     assert f"sparkwright verify --resume {run} continues the run" in ran.err
 
 
