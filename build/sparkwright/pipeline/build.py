@@ -194,7 +194,6 @@ class PlannedStep:
     state: Literal["in store", "to do", "waits"]
     detail: str = ""
     evidence: Evidence = ""
-    compiles: bool = False
     code: dict[str, int] | None = None
     warning: str = ""
 

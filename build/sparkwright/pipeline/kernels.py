@@ -217,19 +217,19 @@ def _about(
     job: Job, state: BuildState, name: str, key: str | None, found: Extension | str | None
 ) -> dict[str, object]:
     """Tell the work that is left, as far as earlier builds allow an estimate, and the device code."""
-    told: dict[str, object] = {"compiles": True}
     if isinstance(found, str):
-        return {**told, "code": {}, "detail": f"upstream's own: {found}"}
+        return {"code": {}, "detail": f"upstream's own: {found}"}
+    detail = ""
     code = None if found is None else found.arches
     if found is None and key is not None and state.toolchain is not None:
         builder, inputs = builder_of(job), inputs_of(job, state)
         units, left = known_units(builder, inputs, name), forecast(builder, inputs, name)
         code = None if units is None else device_code(units)
-        told["detail"] = "configures, then compiles what is missing"
+        detail = "configures, then compiles what is missing"
         if left is not None:
             minutes = f"about {left.seconds / 60:.0f} min of CPU time"
-            told["detail"] = f"{left.missing} of {left.units} units to compile, {minutes}"
-    return {**told, "code": code, "warning": not_native(code or {}, job.target.arch)}
+            detail = f"{left.missing} of {left.units} units to compile, {minutes}"
+    return {"detail": detail, "code": code, "warning": not_native(code or {}, job.target.arch)}
 
 
 def take_extensions(job: Job, state: BuildState, take: Take) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from packaging.version import Version
 
+from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import BisectionError, DependencyOrderError, NotInStoreError
 from sparkwright.carries.model import Carry
 from sparkwright.git.repository import Repository
@@ -225,7 +226,7 @@ def upstream_steps(
 
     Raises:
         BisectionError: the pins are not on one line, in this order.
-        NotInStoreError: the network is off, and releases are to be listed, or commits were never fetched.
+        NotInStoreError: the network is off, and the commits or the list of releases were never fetched.
     """
     if start.point == end.point:
         return ()
@@ -242,15 +243,20 @@ def _releases(access: Access, low: str, high: str) -> tuple[UpstreamStep, ...]:
 
 
 def _listed(access: Access) -> list[str]:
-    """Return upstream's final releases, oldest first."""
-    if access.settings.offline:
+    """Return upstream's final releases, oldest first; the last list fetched, if the network is off."""
+    if not access.settings.offline:
+        listed = sorted(map(Version, versions(_PROJECT, access.settings)))
+        found = [str(version) for version in listed if not version.is_prerelease]
+        access.store.put_record("release-list", digest_of(_PROJECT), {"versions": found})
+        return found
+    known = access.store.find_record("release-list", digest_of(_PROJECT))
+    if known is None:
         raise NotInStoreError(
             "the releases between the ends are unknown",
-            because="the network is off",
-            next_step="run it without --offline",
+            because="the network is off, and they were never listed",
+            next_step="run once without --offline",
         )
-    listed = sorted(map(Version, versions(_PROJECT, access.settings)))
-    return [str(version) for version in listed if not version.is_prerelease]
+    return [str(version) for version in known["versions"]]
 
 
 def _commits(
