@@ -161,13 +161,6 @@ class TestPlan:
         assert states["pristine tree"] == states["upstream's wheel"] == "to do"
         assert set(states.values()) == {"to do", "waits"}
 
-    @pytest.mark.usefixtures("proved")
-    def test_right_after_the_wheel_all_is_there(self, world: World) -> None:
-        world.good("wheel")
-        before = world.listing()
-        assert set(self.states(world).values()) == {"in store"}
-        assert world.listing() == before
-
     def test_after_an_edit_only_what_depends_on_it_is_left(self, world: World) -> None:
         world.good("wheel")
         clamped = CLAMPED.replace("min(value, LIMIT)", "LIMIT if value > LIMIT else value")

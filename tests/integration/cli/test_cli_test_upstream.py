@@ -10,7 +10,6 @@ from world import ALIGN_PROBE, CLAMP_PROBE, World
 
 from sparkwright.base.errors import CarryConflictError, ProofError, ToolError
 from sparkwright.native.host import require_isolation
-from sparkwright.pipeline.job import open_job
 from sparkwright.probe.upstream_tests import UpstreamGate
 
 TESTS = """\
@@ -88,12 +87,3 @@ def test_a_tree_without_one_of_the_carries_is_not_judged(world: World) -> None:
     assert ran.status == CarryConflictError.exit_code
     assert "other: conflict" in ran.err
     assert not (world.root / "patchsets" / "upstream-tests").exists()
-
-
-def test_a_wheel_has_nothing_of_it(world: World) -> None:
-    offer_tests(world, large=10)
-    with open_job(world.root) as job:
-        before = job.spec.content
-    world.good("carry", "prove", "--upstream-tests")
-    with open_job(world.root) as job:
-        assert job.spec.content == before

@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from platform import machine
@@ -20,6 +19,7 @@ from command import begin, call
 from http_server import Handler, serving
 from killed import stopped
 from wheelkit import plain_wheel
+from world import wait_until
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import PreflightError
@@ -45,34 +45,15 @@ def cells(run: Path) -> list[str]:
     return [line["id"] for line in documents(run) if line["kind"] == "cell"]
 
 
-def left_behind(run: Path) -> list[psutil.Process]:
-    """Processes that still work in the run's folder."""
-    found = []
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE and str(run) in " ".join(process.cmdline()):
-                found.append(process)
-    return found
-
-
 @contextlib.contextmanager
 def simulator(folder: Path, *options: str) -> Iterator[str]:
     """The address of a simulated server that others started."""
-    ready = folder / "ready.json"
-    argv = [
-        sys.executable,
-        "-m",
-        "sparkwright.verify.simulator.main",
-        "--port",
-        "0",
-        "--ready-file",
-        str(ready),
-    ]
-    with subprocess.Popen([*argv, "--speed", "40", "--log", str(folder / "log"), *options]) as process:
+    ready, log = folder / "ready.json", folder / "log"
+    words = ("--port", "0", "--ready-file", ready, "--speed", "40", "--log", log, *options)
+    argv = [sys.executable, "-m", "sparkwright.verify.simulator.main", *map(str, words)]
+    with subprocess.Popen(argv) as process:
         try:
-            while not ready.exists():
-                assert process.poll() is None
-                time.sleep(0.05)
+            wait_until(lambda: ready.exists() or process.poll() is not None)
             yield json.loads(ready.read_text())["url"]
         finally:
             process.terminate()
@@ -91,7 +72,8 @@ def test_a_healthy_server_leaves_a_verdict_and_its_evidence(tmp_path: Path) -> N
     assert json.loads((run / "verdict.json").read_text())["verdict"] == "pass"
     assert "<html" in (run / "report.html").read_text()
     assert (run / "servers" / "main-0" / "server.log").stat().st_size
-    assert left_behind(run) == []
+    left = [" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"])]
+    assert not [line for line in left if str(run) in line]
 
 
 def test_a_file_of_prompts_is_swept_and_a_changed_one_is_not_gone_on_with(
