@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.observations import MetricsSnapshot, Observation, Sample, TokenLogprobs
-from sparkwright.verify.check import Context, Profile
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks.reference import CHECK, LEVELS, TOKENS, TOP, Reference, reference_check
 from sparkwright.verify.corpus import load_corpus
+from sparkwright.verify.profiles import Profile
 from sparkwright.verify.simulator.model import Sampling, TokenGenerator, answer_to, encode
 
 ERRORS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3)

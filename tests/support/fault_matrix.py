@@ -23,11 +23,11 @@ from sparkwright.base.errors import EndpointError, ServerError
 from sparkwright.base.process import guard, session
 from sparkwright.engine.cell import Deadlines
 from sparkwright.engine.findings import Finding, Verdict
-from sparkwright.verify.check import PROFILES, Profile
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.journal import worst
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import plan_of
+from sparkwright.verify.profiles import PROFILES, Profile
 from sparkwright.verify.setup import prepare
 from sparkwright.verify.simulator.main import main, simulator
 from sparkwright.verify.suite import run_plan

@@ -26,8 +26,9 @@ from sparkwright.engine.observations import (
     RequestFailure,
     Sample,
 )
-from sparkwright.verify.check import Context, Profile
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import Check
+from sparkwright.verify.profiles import Profile
 
 SEEDS = range(20)
 CATEGORIES = ("code", "math", "reasoning", "prose", "dialogue", "extraction")

@@ -17,7 +17,7 @@ from sparkwright.engine.metrics.scrape import fetch_snapshot, quiesce
 from sparkwright.engine.observations import HostSample, MetricsSnapshot, Observation
 from sparkwright.engine.server.compiling import CompileWatch
 from sparkwright.engine.server.host import is_here, sample_host
-from sparkwright.verify.check import Profile
+from sparkwright.verify.profiles import Profile
 from sparkwright.verify.servers import MeasuredServer
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from sparkwright.engine.client.endpoint import check_address
 from sparkwright.engine.findings import PREFIX_CACHE, SPECULATION, TOOLS
 from sparkwright.engine.observations import BootFacts
 from sparkwright.recipes.recipe import Recipe, load_recipe
-from sparkwright.verify.check import PROFILES, Context, Profile
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks import ALL, capacity, compare, settings
 from sparkwright.verify.checks.common import Check
 from sparkwright.verify.checks.reference import NAME as REFERENCE
@@ -28,6 +28,7 @@ from sparkwright.verify.corpus import CATEGORIES, load_corpus
 from sparkwright.verify.datasets import read_same
 from sparkwright.verify.estimate import Estimate, Rates, estimate, rates_of
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
+from sparkwright.verify.profiles import PROFILES, Profile
 from sparkwright.verify.rate_search import parse_slo
 from sparkwright.verify.servers import Arms
 

@@ -20,9 +20,9 @@ from sparkwright.engine.server.bootlog import error_lines, facts_from_metrics, r
 from sparkwright.engine.server.launch import start_server
 from sparkwright.engine.server.lifecycle import ServerProcess
 from sparkwright.recipes.recipe import Recipe, load_recipe
-from sparkwright.verify.check import Profile
 from sparkwright.verify.checks.settings import arm_of
 from sparkwright.verify.options import VerifyOptions, recipe_and_use
+from sparkwright.verify.profiles import Profile
 from sparkwright.verify.simulator.faults import parse_faults
 from sparkwright.verify.simulator.machine import CARD_PAGE
 from sparkwright.verify.simulator.settings import VERSION, Settings, simulator_arguments

@@ -18,8 +18,8 @@ from sparkwright.engine.client.endpoint import Endpoint
 from sparkwright.engine.metrics.counters import CountersResetError
 from sparkwright.engine.metrics.scrape import NotQuietError, fetch_snapshot, quiesce
 from sparkwright.engine.observations import BootFacts, MetricsSnapshot, Observation
-from sparkwright.verify.check import Profile
 from sparkwright.verify.measure import measure
+from sparkwright.verify.profiles import Profile
 from sparkwright.verify.servers import StandingServer
 
 DEADLINES = Deadlines(quiesce_s=60)

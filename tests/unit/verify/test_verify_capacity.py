@@ -26,7 +26,7 @@ from sparkwright.engine.observations import (
     RequestFailure,
     Sample,
 )
-from sparkwright.verify.check import Context, Profile
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks.capacity import (
     FACTOR,
     capacity_check,
@@ -37,6 +37,7 @@ from sparkwright.verify.checks.capacity import (
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import plan_of
+from sparkwright.verify.profiles import Profile
 from sparkwright.verify.rate_search import (
     CLOSE,
     LONGER,

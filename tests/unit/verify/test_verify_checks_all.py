@@ -29,12 +29,13 @@ from sparkwright.engine.findings import (
     TOOLS,
     Verdict,
 )
-from sparkwright.verify.check import PROFILES, Context, Profile
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.checks.common import load_texts
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import profile_of
+from sparkwright.verify.profiles import PROFILES, Profile
 
 LONGEST = 4096
 # Sizes, facts of the start, and settings of the simulator whose answers a check of chats is given.

@@ -12,9 +12,9 @@ from sparkwright.base.errors import ConfigError
 from sparkwright.engine.observations import FailureKind
 from sparkwright.publish.owner_report import sign_report
 from sparkwright.recipes.recipe import recipes
-from sparkwright.verify.check import PROFILES
 from sparkwright.verify.checks import ALL
 from sparkwright.verify.journal import Run
+from sparkwright.verify.profiles import PROFILES
 from sparkwright.verify.report.figures import cells, levels
 from sparkwright.verify.report.owner import owner_figures, owner_machine
 

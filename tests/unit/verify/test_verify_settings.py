@@ -30,7 +30,6 @@ from sparkwright.engine.observations import BootFacts, HostSample, Observation
 from sparkwright.recipes.recipe import Recipe, load_recipe
 from sparkwright.recipes.rules import incompatibilities
 from sparkwright.verify import setup, suite
-from sparkwright.verify.check import PROFILES, Profile
 from sparkwright.verify.checks.settings import (
     BEST,
     OWN,
@@ -49,6 +48,7 @@ from sparkwright.verify.compare import SPREAD
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.options import VerifyOptions
 from sparkwright.verify.plan import plan_of
+from sparkwright.verify.profiles import PROFILES, Profile
 from sparkwright.verify.results import Results, write_results
 from sparkwright.verify.runner import write_tuned
 from sparkwright.verify.setup import prepare

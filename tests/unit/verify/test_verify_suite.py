@@ -18,10 +18,11 @@ from sparkwright.engine.client.endpoint import Endpoint
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation
 from sparkwright.verify import suite as suite_module
-from sparkwright.verify.check import Context, Profile
+from sparkwright.verify.check import Context
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.journal import FILE, Manifest, read_journal
 from sparkwright.verify.plan import Plan
+from sparkwright.verify.profiles import Profile
 from sparkwright.verify.results import load_run
 from sparkwright.verify.servers import Arms
 from sparkwright.verify.suite import run_plan

@@ -19,11 +19,12 @@ from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation
 from sparkwright.recipes.evidence import load_references
-from sparkwright.verify.check import PROFILES, Context
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks import sweep
 from sparkwright.verify.checks.common import Check, conclude
 from sparkwright.verify.checks.figures import Figures, figures
 from sparkwright.verify.checks.triage import CheckedCells, describe
+from sparkwright.verify.profiles import PROFILES
 
 WIDTH = 0.25
 _FORMAT = 1

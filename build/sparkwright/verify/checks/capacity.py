@@ -16,11 +16,12 @@ import msgspec
 from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import Observation, Sample
-from sparkwright.verify.check import Context, Profile
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks.common import Check, Values, finding
 from sparkwright.verify.checks.machine import disturbances, told_of
 from sparkwright.verify.checks.triage import SEVERITY, CheckedCells, Reason, troubles, unanswered
 from sparkwright.verify.datasets import CHATS, take
+from sparkwright.verify.profiles import Profile
 from sparkwright.verify.rate_search import (
     LONGER,
     TRIES,

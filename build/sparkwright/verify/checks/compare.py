@@ -20,7 +20,7 @@ from sparkwright.engine.cell import Cell
 from sparkwright.engine.findings import Finding, Verdict
 from sparkwright.engine.observations import BootFacts, Observation, Sample
 from sparkwright.verify import compare
-from sparkwright.verify.check import Context, Profile
+from sparkwright.verify.check import Context
 from sparkwright.verify.checks.answers import Solved, answers_agree, right_answers
 from sparkwright.verify.checks.common import Check, Values, conclude, finding, not_applicable
 from sparkwright.verify.checks.figures import acceptance, event_gap_ms
@@ -29,6 +29,7 @@ from sparkwright.verify.checks.triage import CheckedCells, Reason, describe, tri
 from sparkwright.verify.compare import SPREAD, Compared, Look, Ratio, looks_of
 from sparkwright.verify.corpus import load_corpus
 from sparkwright.verify.journal import Run
+from sparkwright.verify.profiles import Profile
 
 NAME = "compare"
 ARMS = ("main", "baseline")
