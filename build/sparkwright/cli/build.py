@@ -377,7 +377,7 @@ def publish_command(session: Session, *, folder: Path | None) -> Result:
 def status_command(session: Session, *, target: TargetOptions) -> Result:
     """Show the pin, the carries with their outcomes and proofs, and the wheels in dist/.
 
-    Only results in the store are shown; 'sparkwright merge' makes the others.
+    Only results in the store are shown; 'sparkwright wheel' makes the others.
     """
     job = session.job(target)
     carries, spec = _carries(job), job.spec
