@@ -13,7 +13,7 @@ from sparkwright.base.errors import ConfigError, NotInStoreError
 from sparkwright.git.clone import open_clone
 from sparkwright.lock.model import Lock, read_lock
 from sparkwright.nightly.building import lock_of
-from sparkwright.nightly.merging import Merging
+from sparkwright.nightly.judging import Merging
 from sparkwright.nightly.model import Night, NightState, NightVerdict, TargetNight
 from sparkwright.nightly.propose import BASE_TRAILER, BRANCHES, Proposal, Proposer, render_markdown
 from sparkwright.pipeline.job import Job

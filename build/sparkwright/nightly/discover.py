@@ -12,7 +12,7 @@ from sparkwright.base.errors import FetchError, NotInStoreError, SparkwrightErro
 from sparkwright.git.remotes import fetch, list_remote
 from sparkwright.git.repository import Repository
 from sparkwright.lock.statements import VERSION_FILE, stated_commit
-from sparkwright.nightly.merging import fork
+from sparkwright.nightly.judging import fork
 from sparkwright.nightly.model import UpstreamTarget
 from sparkwright.pipeline.job import Job
 from sparkwright.search.changes import UpstreamStep

@@ -23,8 +23,7 @@ from sparkwright.merge.report import MergeReport, OutcomeKind
 from sparkwright.native.host import require_isolation
 from sparkwright.nightly.building import build, rehearse, survey_kernels
 from sparkwright.nightly.discover import UpstreamNews
-from sparkwright.nightly.judging import Judge, Judged
-from sparkwright.nightly.merging import Merging
+from sparkwright.nightly.judging import Judge, Judged, Merging
 from sparkwright.nightly.model import (
     NOT_ASKED,
     CarryNight,

@@ -10,7 +10,7 @@ from sparkwright.git.remotes import fetch
 from sparkwright.git.repository import Repository
 from sparkwright.git.trees import merge_trees
 from sparkwright.merge.report import OutcomeKind
-from sparkwright.nightly.merging import describe_commit, fork, step_to
+from sparkwright.nightly.judging import describe_commit, fork, step_to
 from sparkwright.nightly.model import UpstreamCommit
 from sparkwright.search.changes import UpstreamStep, commit_steps
 from sparkwright.search.specs import UpstreamPoint
