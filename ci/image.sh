@@ -17,9 +17,9 @@ version=${name#vllm-}
 flashinfer=$(sed -nE 's/^flashinfer-python==([^ ]+).*/\1/p' "$runtime")
 if [ -n "$flashinfer" ] && [ -z "${COMPANION:-}" ]; then
     # The youngest for the version that is locked: FlashInfer refuses another one's kernels.
-    COMPANION=$(ls -t "$(dirname "$wheel")"/flashinfer_jit_cache-"$flashinfer"+*_"$machine".whl 2>/dev/null | head -n 1 || true)
+    COMPANION=$(ls -t "$(dirname "$wheel")"/flashinfer_jit_cache_sm*-"$flashinfer"+*_"$machine".whl 2>/dev/null | head -n 1 || true)
     [ -n "$COMPANION" ] || {
-        echo "there is no companion for $name: no flashinfer_jit_cache-$flashinfer+…_$machine.whl beside it" >&2
+        echo "there is no companion for $name: no flashinfer_jit_cache_sm…-$flashinfer+…_$machine.whl beside it" >&2
         echo "  recipes with NVFP4 compile kernels with nvcc at their first start, which the image has not" >&2
         echo "  next: sparkwright companion --series $series --platform $machine --arch 12.1a" >&2
         exit 1

@@ -42,7 +42,7 @@ case $status in
 esac
 
 shopt -s nullglob
-wheels=("$dist"/vllm-*.whl "$dist"/flashinfer_jit_cache-*_aarch64.whl)
+wheels=("$dist"/vllm-*.whl "$dist"/flashinfer_jit_cache_sm*_aarch64.whl)
 files=("$dist"/*.cdx.json)
 # Between two tags the tool changes and its version does not.
 [[ $tag != v* ]] || files+=("$dist"/tool/*.whl)

@@ -73,7 +73,7 @@ esac
 """
 
 
-COMPANION = "flashinfer_jit_cache-0.6.12+cu130.sm121a.k3f0c2a91-py3-none-manylinux_2_28_aarch64.whl"
+COMPANION = "flashinfer_jit_cache_sm121a-0.6.12+cu130.k3f0c2a91-py3-none-manylinux_2_28_aarch64.whl"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_the_script_refuses_a_wheel_without_its_companion(tmp_path, beside):
     script = [ROOT / "ci" / "image.sh", wheel]
     done = subprocess.run(script, check=False, capture_output=True, text=True, env={**os.environ, **known})
     assert done.returncode == 1
-    assert "no flashinfer_jit_cache-0.6.12+…_aarch64.whl beside it" in done.stderr
+    assert "no flashinfer_jit_cache_sm…-0.6.12+…_aarch64.whl beside it" in done.stderr
     assert "companion --series 0.24 --platform aarch64 --arch 12.1a" in done.stderr
     assert not calls.exists()
     without = {**os.environ, **known, "COMPANION": "none"}

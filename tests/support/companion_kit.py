@@ -5,7 +5,7 @@ from pathlib import Path
 
 import elfkit
 
-from sparkwright.companion.model import CompanionSpec, KernelModule
+from sparkwright.companion.model import CompanionSpec, KernelModule, Needs
 from sparkwright.companion.wheel import CompanionContent, CompiledModule
 from sparkwright.lock.model import Package
 from sparkwright.native.host import this_machine
@@ -27,7 +27,7 @@ SPEC = CompanionSpec(
     tvm_ffi={this_machine(): package("apache_tvm_ffi-0.1")},
     paths=("csrc", "include"),
     modules={"sampling": KernelModule(generator="flashinfer.jit.sampling:gen", why="it samples")},
-    recipes={"*": ("sampling",)},
+    needs=Needs(every=("sampling",), linear=(), experts=(), attention={}),
 )
 
 

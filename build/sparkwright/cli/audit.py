@@ -2,41 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import click
 
-from sparkwright.base.errors import AuditError, ConfigError
+from sparkwright.base.config import to_builtins
+from sparkwright.base.errors import AuditError, ConfigError, NotEnoughMemoryError
+from sparkwright.base.machine import look
 from sparkwright.base.text import human_seconds, human_size
 from sparkwright.cli.command import Command, Part, Result, Table, takes, taking
 from sparkwright.cli.options import FILE_TYPE, out_option
 from sparkwright.cli.session import WORK, Session, run_in_session
-from sparkwright.companion.build import CompanionJob, audited, make_companion
+from sparkwright.companion.build import CompanionJob, audited, make_companion, split_by_memory
 from sparkwright.companion.inspection import CompanionAudit
-from sparkwright.companion.model import CompanionSpec, load_companion
+from sparkwright.companion.model import CompanionSpec, KernelModule, ModuleCost, load_companion
 from sparkwright.companion.wheel import is_companion, read_companion
 from sparkwright.engine.flashinfer import LISTS
 from sparkwright.lock.check import require_native
 from sparkwright.native.device_code import KernelClass, Tally
 from sparkwright.native.model import Target
+from sparkwright.native.schedule import gib
 from sparkwright.pipeline.expected_record import expectation_of
 from sparkwright.pipeline.options import DEFAULT_PLATFORM, TargetOptions
 from sparkwright.probe.environment import prepare_environment
 from sparkwright.publish.evidence import attach_audit
 from sparkwright.publish.index import dist_folder, publish
-from sparkwright.recipes.recipe import load_recipe
+from sparkwright.recipes.recipe import Recipe, load_recipe
 from sparkwright.wheel.audit import AuditReport, audit
 
 _CHECKED = ("check", "verdict", "found")
 _OPEN = " (not compiled ahead: its arguments are not known)"
+_LARGE = " (its units do not fit this machine)"
 
 
 @click.command("companion", cls=Command)
 @click.option(
-    "--list", "listing", is_flag=True, help="Show the kernels, what calls them and which recipes need them."
+    "--dry-run",
+    is_flag=True,
+    help="Show the kernels of each recipe, and what they take to compile; compile nothing.",
 )
-@click.option("--recipe", "recipes", multiple=True, help="Only the kernels of this recipe; may be repeated.")
+@click.option("--recipe", "names", multiple=True, help="Only the kernels of this recipe; may be repeated.")
 @click.option("--module", "modules", multiple=True, help="This module besides; may be repeated.")
 @click.option("--arch", default="", help="The card's architecture, such as 12.1a; the lock's by default.")
 @click.option(
@@ -49,8 +55,8 @@ _OPEN = " (not compiled ahead: its arguments are not known)"
 def companion_command(
     session: Session,
     *,
-    listing: bool,
-    recipes: tuple[str, ...],
+    dry_run: bool,
+    names: tuple[str, ...],
     modules: tuple[str, ...],
     arch: str,
     platform: str,
@@ -60,19 +66,32 @@ def companion_command(
     """Compile FlashInfer's kernels ahead of time into a wheel, so that no request waits for a compiler.
 
     Without --recipe or --module: those of every recipe. Units that were compiled before come from the store.
-    The wheel is audited and listed in the index.
+    Modules whose units need more memory than is free are left out, and named with the command that compiles
+    them on a larger machine. The wheel is audited and listed in the index.
     """
-    if listing:
-        return _list(session, arch, recipes, modules)
-    spec = _spec(session)
-    target = _target(session, platform, arch)
-    chosen = _chosen(spec, target.arch, recipes, modules)
+    spec = load_companion(session.checkout.patchsets / LISTS / f"{session.checkout.series}.toml")
+    target = Target(platform, arch or require_native(session.checkout.lock).arch)
+    served = [load_recipe(name) for name in names]
+    chosen = spec.chosen(target.arch, served=served, names=modules, stated=False)
+    words = [f"--recipe {name}" for name in names] + [f"--module {name}" for name in modules]
+    command = f"sparkwright companion --series {spec.series} --platform {platform} --arch {target.arch}"
+    command = " ".join([command, *words])
+    if dry_run:
+        return _planned(spec, target.arch, served, chosen, command)
+    fitting, large = split_by_memory(chosen, look())
+    ahead = {name: module for name, module in fitting.items() if module.generator}
+    if not ahead:
+        raise NotEnoughMemoryError(
+            "no kernel can be compiled on this machine now",
+            because="; ".join(_too_large(large)),
+            next_step=f"on a machine with the memory: {command}",
+        )
     job = CompanionJob(
         access=session.access,
         lock=session.checkout.lock,
         spec=spec,
         target=target,
-        modules=chosen,
+        modules=ahead,
         python=prepare_environment(session.store, offline=session.offline),
         logs=session.checkout.folder / WORK / "companion",
         jobs=jobs,
@@ -81,7 +100,7 @@ def companion_command(
     wheel, passed = make_companion(job, folder)
     attach_audit(folder, passed)
     index = publish(folder)
-    left = [name for name in _chosen(spec, target.arch, recipes, modules, stated=False) if name not in chosen]
+    left = [name for name in chosen if name not in ahead]
     return Result(
         {
             "path": str(wheel.path),
@@ -91,37 +110,70 @@ def companion_command(
             "audit": passed.to_json(),
             "index": index.url,
             "not_ahead": left,
+            "next_step": command if large else "",
         },
         [
             *_companion_parts(passed),
             ("wheel", wheel.path),
             ("index", index.url),
-            *(("left", f"{name}: {spec.modules[name].why}{_OPEN}") for name in left),
-            ("next", "sparkwright serve RECIPE, which installs it with the locked runtime"),
+            *(("left", f"{name}: {chosen[name].why}{_OPEN}") for name in left if name not in large),
+            *(("left", text) for text in _too_large(large)),
+            ("next", f"on a machine with the memory, for all of them: {command}")
+            if large
+            else ("next", "sparkwright serve RECIPE, which installs it with the locked runtime"),
         ],
     )
 
 
-def _list(session: Session, arch: str, recipes: tuple[str, ...], modules: tuple[str, ...]) -> Result:
-    spec = _spec(session)
-    target = _target(session, DEFAULT_PLATFORM, arch)
-    chosen = _chosen(spec, target.arch, recipes, modules, stated=False)
-    users = {name: [one for one, wanted in spec.recipes.items() if name in wanted] for name in chosen}
-    ahead = {name: bool(spec.modules[name].generator) for name in chosen}
+def _too_large(modules: Mapping[str, KernelModule]) -> list[str]:
+    """Return for each of *modules*, which do not fit, what it takes."""
+    costs = [(name, one.cost) for name, one in modules.items() if one.cost is not None]
+    return [f"{name}: a unit takes {gib(cost.mib)} GiB, more than is free here" for name, cost in costs]
+
+
+def _planned(
+    spec: CompanionSpec, arch: str, served: Sequence[Recipe], chosen: Mapping[str, KernelModule], command: str
+) -> Result:
+    """Return what would be compiled: *chosen*, by recipe, with what each module takes."""
+    _, large = split_by_memory(chosen, look())
+    by_name = {one.name: one for one in served} or spec.served()
+    needed = {name: [*spec.needed(arch, recipe)] for name, recipe in by_name.items()}
     listed = {
-        name: {"recipes": users[name], "why": spec.modules[name].why, "ahead": ahead[name]} for name in chosen
+        name: {
+            "recipes": [recipe for recipe, wanted in needed.items() if name in wanted],
+            "why": module.why,
+            "ahead": bool(module.generator),
+            "fits": name not in large,
+            "cost": to_builtins(module.cost),
+            "minutes": round(module.cost.minutes, 1) if module.cost else None,
+        }
+        for name, module in chosen.items()
     }
     rows = [
-        (name, ", ".join(users[name]) or "none", spec.modules[name].why + ("" if ahead[name] else _OPEN))
-        for name in chosen
+        (
+            name,
+            *_cost_cells(module.cost),
+            module.why + ("" if module.generator else _OPEN) + (_LARGE if name in large else ""),
+        )
+        for name, module in chosen.items()
     ]
+    minutes = sum(module.cost.minutes for module in chosen.values() if module.cost)
     return Result(
-        {"flashinfer": spec.version, "modules": listed},
+        {"flashinfer": spec.version, "arch": arch, "recipes": needed, "modules": listed},
         [
-            f"FlashInfer {spec.version}, series {session.checkout.series}",
-            Table(("module", "recipes", "called by"), rows),
+            f"FlashInfer {spec.version}, series {spec.series}, for {arch}",
+            Table(("recipe", "modules"), [(name, ", ".join(wanted)) for name, wanted in needed.items()]),
+            Table(("module", "units", "measured", "s a unit", "GiB", "called by"), rows),
+            ("compiles", f"about {minutes:.0f} minutes of one core, without what the store has"),
+            ("next", f"{'on a machine with the memory: ' if large else ''}{command}"),
         ],
     )
+
+
+def _cost_cells(cost: ModuleCost | None) -> tuple[str, str, str, str]:
+    if cost is None:
+        return ("", "0", "", "")
+    return (str(cost.units), str(cost.measured), f"{cost.seconds:.0f}", gib(cost.mib))
 
 
 def _audit_by_its_list(session: Session, wheel: Path) -> CompanionAudit:
@@ -135,22 +187,6 @@ def _audit_by_its_list(session: Session, wheel: Path) -> CompanionAudit:
         because=f"it is for FlashInfer {version}, and no series of this checkout has that",
         next_step="audit it with a checkout whose list has that FlashInfer",
     )
-
-
-def _chosen(
-    spec: CompanionSpec, arch: str, recipes: tuple[str, ...], modules: tuple[str, ...], *, stated: bool = True
-) -> list[str]:
-    """Return the modules of *recipes*, names or files, and *modules*; see `CompanionSpec.chosen`."""
-    names = [load_recipe(recipe).name for recipe in recipes]
-    return spec.chosen(arch, recipes=names, modules=modules, stated=stated)
-
-
-def _spec(session: Session) -> CompanionSpec:
-    return load_companion(session.checkout.patchsets / LISTS / f"{session.checkout.series}.toml")
-
-
-def _target(session: Session, platform: str, arch: str) -> Target:
-    return Target(platform, arch or require_native(session.checkout.lock).arch)
 
 
 def _companion_parts(report: CompanionAudit) -> Iterator[Part]:

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec import structs
+
 from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import NativeBuildError
 from sparkwright.base.events import emit
+from sparkwright.base.machine import MachineSnapshot
 from sparkwright.companion.generators import (
     DATA,
     GENERATED,
@@ -31,7 +34,7 @@ from sparkwright.companion.generators import (
     source_tree,
 )
 from sparkwright.companion.inspection import CompanionAudit, audit_companion
-from sparkwright.companion.model import CompanionSpec
+from sparkwright.companion.model import CompanionSpec, KernelModule
 from sparkwright.companion.wheel import CompanionContent, CompanionWheel, CompiledModule, write_companion
 from sparkwright.lock.check import require_native
 from sparkwright.lock.model import Lock, named
@@ -39,6 +42,7 @@ from sparkwright.native.build import Builder, Configured, compile_units, link_ob
 from sparkwright.native.inspection import Surroundings, inspector_of
 from sparkwright.native.model import WORK, Configuration, Inputs, Link, Target, Toolchain, Unit
 from sparkwright.native.packages import unpack_package
+from sparkwright.native.schedule import default_reserve_mib
 from sparkwright.native.toolchain import prepare_toolchain
 from sparkwright.native.units import UnitFiles
 from sparkwright.upstream.releases import Access
@@ -174,6 +178,15 @@ def compile_modules(
     return finished
 
 
+def split_by_memory(
+    modules: Mapping[str, KernelModule], machine: MachineSnapshot
+) -> tuple[dict[str, KernelModule], dict[str, KernelModule]]:
+    """Return the modules of which each unit fits the memory of *machine*, and the others."""
+    free_mib = machine.available_mib - default_reserve_mib(machine)
+    fitting = {name: one for name, one in modules.items() if one.cost is None or one.cost.mib <= free_mib}
+    return fitting, {name: one for name, one in modules.items() if name not in fitting}
+
+
 # From a list to libraries ----------------------------------------------------------------------------
 
 
@@ -183,7 +196,7 @@ class CompanionJob:
 
     Attributes:
         lock: the pin of the series: its toolkit compiles.
-        modules: names in `spec`, as from `CompanionSpec.chosen`.
+        modules: what is compiled, as from `CompanionSpec.chosen`.
         python: interpreter for generators; see `GeneratorSite`.
         logs: folder for one log a unit.
         jobs: most compilers at once; by default as many as cores and memory allow.
@@ -193,7 +206,7 @@ class CompanionJob:
     lock: Lock
     spec: CompanionSpec
     target: Target
-    modules: Sequence[str]
+    modules: Mapping[str, KernelModule]
     python: Path
     logs: Path
     jobs: int | None = None
@@ -238,16 +251,22 @@ def compile_kernels(job: CompanionJob) -> CompiledKernels:
         tree = source_tree(access, spec, site)
         places = Places(site, toolchain, described)
         configuration = configure_modules(described.modules, places, toolchain.cxx)
+    listed = dict(zip((one.name for one in described.modules), job.modules, strict=True))
+    costs = {
+        unit.name: (cost.seconds, cost.mib)
+        for unit in configuration.units
+        if (cost := job.modules[listed[unit.target]].cost) is not None
+    }
     builder = Builder(
         store=access.store,
         repository=access.repository,
         lock=job.lock,
-        native=require_native(job.lock),
+        # Without its costs, a first build starts more compilers than memory holds.
+        native=structs.replace(require_native(job.lock), costs=costs),
         logs=job.logs,
         jobs=job.jobs,
     )
     inputs = Inputs(tree=tree, sources={}, toolchain=toolchain, target=target)
-    listed = dict(zip((one.name for one in described.modules), job.modules, strict=True))
     done = compile_modules(builder, inputs, configuration)
     return CompiledKernels(done, listed, configuration, tree, toolchain)
 
@@ -322,7 +341,10 @@ def record_of(kernels: CompiledKernels, spec: CompanionSpec, target: Target) -> 
             "sha256": headers.sha256,
         },
         # By the list's names, so that a reader without the list can tell if the companion is enough.
-        "recipes": {recipe: spec.needed(target.arch, recipe) for recipe in sorted(spec.recipes)},
+        "recipes": {
+            "*": [*spec.needed(target.arch, None)],
+            **{name: [*spec.needed(target.arch, recipe)] for name, recipe in spec.served().items()},
+        },
         "tree": kernels.tree,
         "target": {"machine": target.machine, "arch": target.arch},
         "toolchain": {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -18,7 +18,7 @@ from sparkwright.base.digests import digest_of
 from sparkwright.base.errors import NativeBuildError, ProcessError
 from sparkwright.base.events import task
 from sparkwright.base.process.run import run
-from sparkwright.companion.model import CompanionSpec
+from sparkwright.companion.model import CompanionSpec, KernelModule
 from sparkwright.git.trees import FileEntry, import_files, patch_tree
 from sparkwright.native.model import Target, Toolchain
 from sparkwright.upstream.archive import REGULAR
@@ -86,9 +86,13 @@ class GeneratorSite:
 
 
 def describe_modules(
-    spec: CompanionSpec, names: Sequence[str], site: GeneratorSite, target: Target, toolchain: Toolchain
+    spec: CompanionSpec,
+    modules: Mapping[str, KernelModule],
+    site: GeneratorSite,
+    target: Target,
+    toolchain: Toolchain,
 ) -> Description:
-    """Return the modules called *names* as FlashInfer's generators describe them.
+    """Return *modules* as FlashInfer's generators describe them.
 
     Sources that they write are in the workspace of *site* afterwards.
 
@@ -107,7 +111,7 @@ def describe_modules(
         "CXX": str(toolchain.cxx),
     }
     try:
-        answer = _ask(spec, names, site.python, variables)
+        answer = _ask(modules, site.python, variables)
     except ProcessError as error:
         raise NativeBuildError(
             f"FlashInfer {spec.version} did not describe its kernels",
@@ -120,20 +124,18 @@ def describe_modules(
             because=f"{answer['version']} answered, and the list is for {spec.version}",
             next_step="run with an interpreter whose environment sets no other FlashInfer in front",
         )
-    modules = tuple(_described(name, one, toolchain.ninja) for name, one in answer["modules"].items())
-    return Description(modules, answer["include"], answer["tvm_ffi"])
+    described = tuple(_described(name, one, toolchain.ninja) for name, one in answer["modules"].items())
+    return Description(described, answer["include"], answer["tvm_ffi"])
 
 
-def _ask(
-    spec: CompanionSpec, names: Sequence[str], python: Path, variables: Mapping[str, str]
-) -> dict[str, Any]:
-    modules = {name: [spec.modules[name].generator, spec.modules[name].arguments] for name in names}
+def _ask(modules: Mapping[str, KernelModule], python: Path, variables: Mapping[str, str]) -> dict[str, Any]:
+    asked = {name: [module.generator, module.arguments] for name, module in modules.items()}
     script = Path(str(resources.files("sparkwright.companion").joinpath("child.py")))
     own = {name: value for name, value in os.environ.items() if not name.startswith(_DECIDING)}
-    with task(f"ask FlashInfer for {len(names)} kernel modules"):
+    with task(f"ask FlashInfer for {len(modules)} kernel modules"):
         done = run(
             [python, "-s", script],
-            stdin=json.dumps(modules).encode(),
+            stdin=json.dumps(asked).encode(),
             env={**own, "PYTHONDONTWRITEBYTECODE": "1", "FLASHINFER_LOGGING_LEVEL": "error", **variables},
             timeout=_LIMIT_S,
         )

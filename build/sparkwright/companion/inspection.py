@@ -18,12 +18,12 @@ from msgspec import structs
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import AuditError, WheelError
 from sparkwright.companion.wheel import (
-    FOLDER,
-    PACKAGE,
+    ENTRY_POINTS,
     architecture_name,
     companion_bill,
+    entry_points_of,
     member_of,
-    package_text,
+    package_files,
     read_companion,
 )
 from sparkwright.native.device_code import KernelClass, class_of
@@ -112,7 +112,13 @@ class _Subject(OpenWheel):
     @property
     def members(self) -> dict[str, str]:
         """Return the module of each of its binaries."""
-        return {member_of(module): module for module in self.record["modules"]}
+        return {member_of(module, self.target): module for module in self.record["modules"]}
+
+    @property
+    def texts(self) -> dict[str, bytes]:
+        """Return the members by which FlashInfer finds the modules, as the record decides them."""
+        files = package_files(self.name.version, self.target, self.record["modules"])
+        return {**files, f"{self.info}{ENTRY_POINTS}": entry_points_of(self.target)}
 
     def differs(self, member: str, expected: bytes) -> list[str]:
         """Return the fault of a *member* that the record decides, where it is not *expected*."""
@@ -140,7 +146,7 @@ def audit_companion(wheel: Path, inspector: Inspector, surroundings: Surrounding
         check_sizes(archive, archive.members)
         facts, _ = survey(archive, archive.members, Path(folder), None)
         # The digest is of what is there, so that a changed file is not taken for a known one.
-        whole = {member_of(module) for module in modules} & {
+        whole = {member_of(module, target) for module in modules} & {
             at for at, one in facts.items() if not one.damage
         }
         digests = {member: facts[member].sha256 for member in sorted(whole)}
@@ -155,14 +161,14 @@ def audit_companion(wheel: Path, inspector: Inspector, surroundings: Surrounding
         size=wheel.stat().st_size,
         target=target,
         modules=modules,
-        cubins={module: cubins.get(member_of(module), 0) for module in modules},
+        cubins={module: cubins.get(member_of(module, target), 0) for module in modules},
         checks=checks,
     )
 
 
 def _complete(subject: _Subject) -> AuditCheck:
     """Check that RECORD lists every member with its digest, and that nothing else is there."""
-    expected = {*subject.members, f"{PACKAGE}/__init__.py"}
+    expected = {*subject.members, *subject.texts}
     strange = [
         f"{member} does not belong there"
         for member in subject.archive.members
@@ -174,18 +180,17 @@ def _complete(subject: _Subject) -> AuditCheck:
 
 
 def _modules(subject: _Subject) -> AuditCheck:
-    """Check that the package names its card and modules, and that each is the file of the record."""
+    """Check that the provider names its card and modules, and that each is the file of the record."""
     target, faults = subject.target, list[str]()
     for member, module in subject.members.items():
         if (facts := subject.facts.get(member)) is None:
             faults.append(f"{member} is missing")
         elif facts.sha256 != subject.record["modules"][module]["sha256"]:
             faults.append(f"{member} is not the file that the record names")
-    text = package_text(subject.name.version, target, list(subject.record["modules"]))
-    faults += subject.differs(f"{PACKAGE}/__init__.py", text)
+    faults += [fault for text in subject.texts.items() for fault in subject.differs(*text)]
     if subject.name.machine != target.machine:
         faults.append(f"the tag {subject.name.platform} is not for {target.machine}")
-    detail = f"{len(subject.found)} modules in {FOLDER}, for {architecture_name(target)}"
+    detail = f"{len(subject.found)} modules of a provider for {architecture_name(target)}"
     return judge("modules", faults, detail)
 
 
@@ -202,7 +207,7 @@ def _native(subject: _Subject) -> AuditCheck:
     card, faults = subject.target.arch, list[str]()
     counts = dict.fromkeys((KernelClass.NATIVE, KernelClass.FAMILY), 0)
     for module, one in subject.record["modules"].items():
-        if (inspection := subject.found.get(member_of(module))) is None:
+        if (inspection := subject.found.get(member_of(module, subject.target))) is None:
             continue
         device = inspection.device
         if device.ptx:

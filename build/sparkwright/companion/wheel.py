@@ -1,8 +1,12 @@
 """A companion's wheel: the same modules give the same bytes.
 
-The package ``flashinfer_jit_cache`` has the two forms in which FlashInfer asks an installed one for kernels:
-up to 0.6 it asks for a folder, later for providers with architectures and names of modules. Either looks for
-``NAME/NAME.so`` there, and refuses a package whose version does not start with its own.
+It has the form of FlashInfer's own wheels from 0.7 on: a *provider*, ``flashinfer-jit-cache-sm121a``, whose
+metadata names it under an entry point with its architecture and modules. FlashInfer asks the package
+``flashinfer_jit_cache`` for all providers that are installed. Its own is on no public index, so the wheel
+brings one that answers alike; where both are installed, either finds both packages' kernels. FlashInfer up
+to 0.6 asks the same package for a folder alone.
+
+FlashInfer looks for ``NAME/NAME.so`` there, and passes over a package or provider of another version.
 """
 
 from __future__ import annotations
@@ -32,60 +36,58 @@ from sparkwright.wheel.rewrite import Packed, Stored, deflated_in, layout, write
 from sparkwright.wheel.source import RecordEntry, entry_from_digest, entry_of, format_record
 
 PROJECT = "flashinfer-jit-cache"
-PACKAGE = "flashinfer_jit_cache"
-FOLDER = f"{PACKAGE}/kernels"
+"""Begins the name of every provider."""
+_SHIM = "flashinfer_jit_cache"
 _DIGEST_DIGITS = 8
 
-_TEXT = '''\
-"""FlashInfer's kernels, compiled ahead of time for {arch}; FlashInfer finds them by this package's name."""
+_SHIM_TEXT = '''\
+"""Where FlashInfer asks for kernels that were compiled ahead of time: each installed provider's."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
+import logging
+from importlib.metadata import entry_points
 from pathlib import Path
+from types import SimpleNamespace
 
 __version__ = "{version}"
 
-_FOLDER = Path(__file__).resolve().parent / "kernels"
-_MODULES = (
-{modules})
+
+def get_jit_cache_providers():
+    """Return what each provider states; one that is broken is passed over."""
+    found = []
+    for point in entry_points(group="flashinfer.jit_cache.providers"):
+        try:
+            stated = dict(point.load()())
+            stated["cuda_architectures"] = frozenset(stated["cuda_architectures"])
+            stated["modules"] = frozenset(stated["modules"])
+            found.append(SimpleNamespace(**stated))
+        except Exception as error:
+            logging.getLogger(__name__).warning("kernels of %s are left out: %r", point.name, error)
+    return tuple(found)
 
 
-@dataclass(frozen=True)
-class JitCacheProvider:
-    """A set of finished modules for some architectures."""
+def get_jit_cache_dir():
+    """Return the folder of kernels, for FlashInfer up to 0.6."""
+    return str(Path(__file__).resolve().parent / "providers" / "{arch}" / "jit_cache")
+'''
+_PROVIDER_TEXT = '''\
+"""FlashInfer's kernels, compiled ahead of time for {arch}."""
 
-    provider_id: str
-    distribution: str
-    version: str
-    jit_cache_dir: str
-    cuda_architectures: tuple[str, ...]
-    modules: tuple[str, ...]
+import json
+from pathlib import Path
 
-
-def get_jit_cache_dir() -> str:
-    """Return the folder of the modules."""
-    return str(_FOLDER)
+_FOLDER = Path(__file__).resolve().parent
 
 
-def get_jit_cache_providers() -> tuple[JitCacheProvider, ...]:
-    """Return this package as the only provider."""
-    return (
-        JitCacheProvider(
-            provider_id="{provider}",
-            distribution="{project}",
-            version=__version__,
-            jit_cache_dir=str(_FOLDER),
-            cuda_architectures=("{arch}",),
-            modules=_MODULES,
-        ),
-    )
+def get_provider():
+    """Return the architecture and the modules of this package, and their folder."""
+    stated = json.loads((_FOLDER / "manifest.json").read_text())
+    return {{**stated, "jit_cache_dir": str(_FOLDER / "jit_cache")}}
 '''
 
 
 def is_companion(filename: str) -> bool:
     """Tell if a wheel of that name is a companion."""
-    return filename.startswith(f"{PACKAGE}-")
+    return filename.startswith(f"{_SHIM}_sm")
 
 
 def architecture_name(target: Target) -> str:
@@ -93,28 +95,57 @@ def architecture_name(target: Target) -> str:
     return target.sm.replace("_", "")
 
 
-def companion_version(flashinfer: str, cuda: str, target: Target, record: Mapping[str, Any]) -> str:
-    """Return the version of a companion: FlashInfer's, with CUDA, architecture and content after the plus.
+def project_for(target: Target) -> str:
+    """Return the project of a companion for *target*, which is FlashInfer's name for such a provider."""
+    return f"{PROJECT}-{architecture_name(target)}"
+
+
+def companion_version(flashinfer: str, cuda: str, record: Mapping[str, Any]) -> str:
+    """Return the version of a companion: FlashInfer's, with CUDA and content after the plus.
 
     Another *record* of what it holds and was made from gives another version: a published file never changes.
     """
-    content = digest_of(record)
     # A letter in front: a part of digits alone would be a number to PEP 440, and lose its zeros.
-    return f"{flashinfer}+cu{cuda.replace('.', '')}.{architecture_name(target)}.k{content[:_DIGEST_DIGITS]}"
+    return f"{flashinfer}+cu{cuda.replace('.', '')}.k{digest_of(record)[:_DIGEST_DIGITS]}"
 
 
-def package_text(version: str, target: Target, names: Sequence[str]) -> bytes:
-    """Return the package's only Python file."""
+def package_files(version: str, target: Target, names: Iterable[str]) -> dict[str, bytes]:
+    """Return the members by which FlashInfer finds the modules *names*, without the metadata.
+
+    They state the version without its content, which is that of FlashInfer's own packages: it passes over a
+    provider of another one.
+    """
+    arch, stated = architecture_name(target), version.rpartition(".k")[0]
+    manifest = {
+        "schema_version": 1,
+        "provider_id": arch,
+        "distribution": project_for(target),
+        "version": stated,
+        "cuda_architectures": [arch],
+        "modules": sorted(names),
+    }
+    folder = _folder(target)
+    return {
+        f"{_SHIM}/__init__.py": _SHIM_TEXT.format(version=stated, arch=arch).encode(),
+        f"{folder}/__init__.py": _PROVIDER_TEXT.format(arch=arch).encode(),
+        f"{folder}/manifest.json": to_json(manifest),
+    }
+
+
+def entry_points_of(target: Target) -> bytes:
+    """Return the metadata by which the provider is found."""
     arch = architecture_name(target)
-    listed = "".join(f'    "{name}",\n' for name in sorted(names))
-    return _TEXT.format(
-        arch=arch, version=version, modules=listed, provider=f"sparkwright-{arch}", project=PROJECT
-    ).encode()
+    package = _folder(target).replace("/", ".")
+    return f"[flashinfer.jit_cache.providers]\n{arch} = {package}:get_provider\n".encode()
 
 
-def member_of(name: str) -> str:
+def _folder(target: Target) -> str:
+    return f"{_SHIM}/providers/{architecture_name(target)}"
+
+
+def member_of(name: str, target: Target) -> str:
     """Return the member of the wheel for the module *name*."""
-    return f"{FOLDER}/{name}/{name}.so"
+    return f"{_folder(target)}/jit_cache/{name}/{name}.so"
 
 
 # Bill of materials -----------------------------------------------------------------------------------
@@ -134,13 +165,14 @@ def companion_bill(record: Mapping[str, Any], version: str) -> bytes:
 
     from sparkwright.wheel.sbom import bill_of, package_url, sha256_hash
 
+    target = Target(**record["target"])
     wheel = Component(
-        name=PROJECT, version=version, type=ComponentType.LIBRARY, bom_ref="wheel",
-        purl=package_url(PROJECT, version),
+        name=project_for(target), version=version, type=ComponentType.LIBRARY, bom_ref="wheel",
+        purl=package_url(project_for(target), version),
     )  # fmt: skip
     modules = [
         Component(
-            name=member_of(name), version=version, type=ComponentType.FILE, bom_ref=f"binary:{name}",
+            name=member_of(name, target), version=version, type=ComponentType.FILE, bom_ref=f"binary:{name}",
             hashes=sha256_hash(one["sha256"]),
         )
         for name, one in sorted(record["modules"].items())
@@ -169,8 +201,8 @@ def companion_bill(record: Mapping[str, Any], version: str) -> bytes:
 # Packing ---------------------------------------------------------------------------------------------
 
 
-RECORD = "sparkwright/companion.json"
-"""Name of the record in the wheel's metadata folder."""
+RECORD, ENTRY_POINTS = "sparkwright/companion.json", "entry_points.txt"
+"""Names in the wheel's metadata folder."""
 _OLDEST_PLATFORM = "manylinux_2_28"
 _WHEEL = ("Wheel-Version: 1.0", "Generator: sparkwright", "Root-Is-Purelib: false")
 
@@ -251,10 +283,10 @@ def write_companion(store: Store, content: CompanionContent, out: Path) -> Compa
         StorageError: the disk is full or cannot be written.
     """
     modules = [content.modules[name] for name in sorted(content.modules)]
-    version = companion_version(content.spec.version, content.cuda, content.target, content.record)
+    version = companion_version(content.spec.version, content.cuda, content.record)
     versions = [read_elf(store.file_path(one.sha256)).versions for one in modules]
     platform = honest_platform(f"{_OLDEST_PLATFORM}_{content.target.machine}", versions)
-    name = WheelName(PACKAGE, version, "", "py3", "none", platform)
+    name = WheelName(project_for(content.target).replace("-", "_"), version, "", "py3", "none", platform)
     entries = _entries(store, content, name, modules)
     with storing(f"writing {name.filename}"), atomic_file(out / name.filename) as descriptor:
         sha256 = write_parts(layout(entries), descriptor)
@@ -267,40 +299,40 @@ def _entries(
     store: Store, content: CompanionContent, name: WheelName, modules: Sequence[CompiledModule]
 ) -> list[Packed | Stored]:
     """Return the members: the package, its kernels, the metadata, RECORD last."""
-    info = name.dist_info
-    names = [one.name for one in modules]
+    info, target = name.dist_info, content.target
+    files = package_files(name.version, target, [one.name for one in modules])
+    top = [Stored(path, text) for path, text in files.items()]
     stored = [
-        Stored(f"{PACKAGE}/__init__.py", package_text(name.version, content.target, names)),
-        Stored(f"{info}/METADATA", _metadata(content.spec, name.version)),
+        Stored(f"{info}/METADATA", _metadata(content.spec, target, name.version)),
         Stored(
             f"{info}/WHEEL", ("\n".join([*_WHEEL, *(f"Tag: {tag}" for tag in name.tags)]) + "\n").encode()
         ),
-        Stored(f"{info}/top_level.txt", f"{PACKAGE}\n".encode()),
+        Stored(f"{info}/{ENTRY_POINTS}", entry_points_of(target)),
         *(Stored(f"{info}/licenses/{file}", text) for file, text in sorted(content.licences.items())),
         Stored(f"{info}/{RECORD}", to_json(content.record)),
         Stored(f"{info}/{SBOM}", companion_bill(content.record, name.version)),
     ]
-    packed = [_packed(store, one) for one in modules]
-    lines = [entry_of(stored[0].name, stored[0].content)]
+    packed = [_packed(store, target, one) for one in modules]
+    lines = [entry_of(one.name, one.content) for one in top]
     lines += [
         entry_from_digest(entry.name, bytes.fromhex(one.sha256), one.size)
         for entry, one in zip(packed, modules, strict=True)
     ]
-    lines += [entry_of(one.name, one.content) for one in stored[1:]]
+    lines += [entry_of(one.name, one.content) for one in stored]
     record = f"{info}/RECORD"
-    return [stored[0], *packed, *stored[1:], Stored(record, format_record([*lines, RecordEntry(record)]))]
+    return [*top, *packed, *stored, Stored(record, format_record([*lines, RecordEntry(record)]))]
 
 
-def _packed(store: Store, module: CompiledModule) -> Packed:
+def _packed(store: Store, target: Target, module: CompiledModule) -> Packed:
     data = deflated_in(store, module.sha256).read_bytes()
     crc = zlib.crc32(store.file_path(module.sha256).read_bytes())
-    return Packed(member_of(module.name), data, crc, module.size, executable=True)
+    return Packed(member_of(module.name, target), data, crc, module.size, executable=True)
 
 
-def _metadata(spec: CompanionSpec, version: str) -> bytes:
+def _metadata(spec: CompanionSpec, target: Target, version: str) -> bytes:
     lines = [
         "Metadata-Version: 2.4",
-        f"Name: {PROJECT}",
+        f"Name: {project_for(target)}",
         f"Version: {version}",
         "Summary: Kernels of FlashInfer, compiled ahead of time for one card by sparkwright",
         "License-Expression: Apache-2.0",
@@ -357,9 +389,8 @@ def is_companion_for(filename: str, flashinfer: str, target: Target) -> bool:
     if not is_companion(filename):
         return False
     name = parse_name(filename)
-    public, _, local = name.version.partition("+")
-    same = (public, name.machine) == (flashinfer, target.machine)
-    return same and architecture_name(target) in local.split(".")
+    found = (name.distribution.replace("_", "-"), name.version.partition("+")[0], name.machine)
+    return found == (project_for(target), flashinfer, target.machine)
 
 
 def needed_by(record: Mapping[str, Any], recipe: str) -> tuple[str, ...]:

@@ -53,7 +53,7 @@ class CompanionChoice:
     Attributes:
         wheel: the companion; `None` if none has a needed kernel, or none is needed.
         missing: names of modules that FlashInfer will compile while the engine starts or serves.
-        listed: the recipe is listed by its name, so that all modules that it needs are known.
+        listed: the recipe's model is listed, so that all modules that it needs are known.
     """
 
     wheel: Path | None = None
@@ -72,11 +72,11 @@ def choose_companion(
     if spec is None or not capability:
         return CompanionChoice()
     target = Target(parse_name(wheel.name).machine, arch_of(capability))
-    needed = spec.needed(target.arch, recipe.name)
+    needed = [*spec.needed(target.arch, recipe)]
     if not needed:
         return CompanionChoice()
     offered = [one for folder in dict.fromkeys(folders) if folder.is_dir() for one in wheels_in(folder)]
-    listed = recipe.name in spec.recipes
+    listed = spec.knows(recipe)
     found = companion_for(offered, spec.version, target, lambda _: needed)
     if found is None:
         return CompanionChoice(missing=tuple(needed), listed=listed)
@@ -120,7 +120,8 @@ def _spec(wheel: Path, patchsets: Path | None) -> CompanionSpec | None:
 
 def with_companion(requirements: ExactRequirements, companion: Path) -> ExactRequirements:
     """Return *requirements* with the wheel *companion*, by its digest."""
-    line = f"flashinfer-jit-cache @ {companion.absolute().as_uri()} --hash=sha256:{sha256_file(companion)}\n"
+    project = parse_name(companion.name).distribution.replace("_", "-")
+    line = f"{project} @ {companion.absolute().as_uri()} --hash=sha256:{sha256_file(companion)}\n"
     return replace(requirements, text=requirements.text + line)
 
 

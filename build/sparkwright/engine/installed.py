@@ -21,13 +21,14 @@ from sparkwright.wheel.recorded import read_record
 
 REGISTRY = "vllm/model_executor/models/registry.py"
 COMPANION = "flashinfer-jit-cache"
+"""FlashInfer's packages of kernels, whose names begin so; a companion is one of them."""
 NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
 LOADERS = ("fastsafetensors", "instanttensor")
 """Ways to load weights that are packages of their own, by the names of both."""
-_PACKAGES = ("torch", "triton", "flashinfer-python", "flashinfer-cubin", COMPANION, *NCCL, *LOADERS)
+_PACKAGES = ("torch", "triton", "flashinfer-python", "flashinfer-cubin", *NCCL, *LOADERS)
 _ASK = """
 import json, platform, sys
-from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import PackageNotFoundError, distribution, distributions
 found = distribution("vllm")
 def version(name):
     try:
@@ -38,10 +39,8 @@ try:
     registry = open(found.locate_file(sys.argv[1]), encoding="utf-8").read()
 except OSError:
     registry = ""
-try:
-    companion = distribution("flashinfer-jit-cache").read_text("sparkwright/companion.json") or ""
-except PackageNotFoundError:
-    companion = ""
+kernels = [one for one in distributions() if (one.name or "").startswith("flashinfer-jit-cache")]
+companion = next(filter(None, (one.read_text("sparkwright/companion.json") for one in kernels)), "")
 print(json.dumps({
     "companion": companion,
     "version": found.version,
@@ -49,7 +48,10 @@ print(json.dumps({
     "carries": found.read_text("sparkwright/carries.json") or "",
     "kernels": found.read_text("sparkwright/kernels.json") or "",
     "record": found.read_text("RECORD") or "",
-    "packages": {name: version(name) for name in sys.argv[2:]},
+    "packages": {
+        "flashinfer-jit-cache": kernels[0].version if kernels else "",
+        **{name: version(name) for name in sys.argv[2:]},
+    },
     "registry": registry,
 }))
 """

@@ -15,7 +15,8 @@ import wheelkit
 from command import call
 from kit import write_program
 
-from sparkwright.base.errors import ConfigError, NotInStoreError, UnknownNameError
+from sparkwright.base.errors import ConfigError, NotEnoughMemoryError, NotInStoreError, UnknownNameError
+from sparkwright.base.machine import MachineSnapshot
 from sparkwright.cli.main import main
 from sparkwright.companion.model import load_companion
 from sparkwright.companion.wheel import RECORD, companion_version
@@ -61,12 +62,12 @@ def add_companion(folder: Path, *modules: str) -> str:
         **kit.content([], target).record,
         "flashinfer": {"version": SPEC.version},
         "modules": {name: {"listed": name, "sha256": "0" * 64, "size": 0, "arches": {}} for name in modules},
-        "recipes": {name: SPEC.needed("12.1a", name) for name in SPEC.recipes},
+        "recipes": {name: [*SPEC.needed("12.1a", one)] for name, one in SPEC.served().items()},
     }
-    version = companion_version(SPEC.version, "13.0", target, record)
-    info = f"flashinfer_jit_cache-{version}.dist-info"
+    version = companion_version(SPEC.version, "13.0", record)
+    info = f"flashinfer_jit_cache_sm121a-{version}.dist-info"
     files = wheelkit.with_record({f"{info}/{RECORD}": json.dumps(record).encode()}, info)
-    return wheelkit.pack(folder / f"flashinfer_jit_cache-{version}-py3-none-{TAG}.whl", files).name
+    return wheelkit.pack(folder / f"flashinfer_jit_cache_sm121a-{version}-py3-none-{TAG}.whl", files).name
 
 
 def test_kernels_that_would_be_compiled_are_named_with_the_command_that_builds_them(
@@ -138,29 +139,47 @@ def run(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return call(*words, "--root", ROOT, "--offline", cwd=Path.cwd(), **variables)
 
 
-def listed(*words: str) -> subprocess.CompletedProcess[str]:
-    return run("companion", "--list", *words)
+def planned(*words: str) -> subprocess.CompletedProcess[str]:
+    return run("companion", "--dry-run", *words)
 
 
-def test_the_list_shows_what_recipes_need() -> None:
-    done = listed("--series", "0.33", "--recipe", "qwen3.6-27b-dflash", "--json")
+def test_the_plan_shows_what_recipes_need_and_what_that_takes() -> None:
+    done = planned("--series", "0.33", "--recipe", "qwen3.6-27b-dflash", "--json")
     assert done.returncode == 0, done.stderr
-    assert list(json.loads(done.stdout)["modules"]) == ["sampling", "gemm-fp4"]
+    found = json.loads(done.stdout)
+    assert found["recipes"] == {"qwen3.6-27b-dflash": ["sampling", "gemm-fp4"]}
+    assert list(found["modules"]) == ["sampling", "gemm-fp4"]
+    cost = found["modules"]["gemm-fp4"]["cost"]
+    assert (cost["units"], 0 < cost["measured"] <= cost["units"]) == (17, True)
 
 
 @pytest.mark.parametrize("series", ["", "0.24", "0.33"])
 def test_every_series_has_a_list(series: str) -> None:
-    done = listed(*(["--series", series] if series else []), "--json")
+    done = planned(*(["--series", series] if series else []), "--json")
     assert "sampling" in json.loads(done.stdout)["modules"]
+
+
+def test_kernels_that_do_not_fit_are_named_with_the_command_for_a_larger_machine(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sparkwright.cli.audit.look", lambda: MachineSnapshot(2, 8192, 4096))
+    words = ["companion", "--series", "0.33", "--module", "gemm-fp4", "--root", str(ROOT)]
+    assert main([*words, "--module", "sampling", "--dry-run", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["modules"]
+    assert {name: one["fits"] for name, one in found.items()} == {"sampling": True, "gemm-fp4": False}
+    assert main([*words, "--offline"]) == NotEnoughMemoryError.exit_code
+    told = capsys.readouterr().err
+    assert "gemm-fp4: a unit takes" in told
+    assert "companion --series 0.33 --platform aarch64 --arch 12.1a --module gemm-fp4" in told
 
 
 def test_unknown_names_and_series_are_refused() -> None:
     asked = ("--series", "0.33", "--module", "nothing")
-    assert listed(*asked).returncode == UnknownNameError.exit_code
-    done = listed("--series", "0.33", "--recipe", "nothing")
+    assert planned(*asked).returncode == UnknownNameError.exit_code
+    done = planned("--series", "0.33", "--recipe", "nothing")
     assert done.returncode == UnknownNameError.exit_code
     assert "there is no recipe 'nothing'" in done.stderr
-    assert listed("--series", "0.99").returncode in {
+    assert planned("--series", "0.99").returncode in {
         ConfigError.exit_code,
         UnknownNameError.exit_code,
     }
@@ -169,13 +188,13 @@ def test_unknown_names_and_series_are_refused() -> None:
 def test_a_companion_is_audited_by_the_list_of_its_own_series(tmp_path: Path) -> None:
     def of_flashinfer(version: str) -> Path:
         record = {**kit.content([]).record, "flashinfer": {"version": version}}
-        info = f"flashinfer_jit_cache-{version}.dist-info"
+        info = f"flashinfer_jit_cache_sm121a-{version}.dist-info"
         files = wheelkit.with_record(
             {f"{info}/sparkwright/companion.json": json.dumps(record).encode()}, info
         )
         machine = kit.TARGET.machine
         return wheelkit.pack(
-            tmp_path / f"flashinfer_jit_cache-{version}-py3-none-manylinux_2_28_{machine}.whl", files
+            tmp_path / f"flashinfer_jit_cache_sm121a-{version}-py3-none-manylinux_2_28_{machine}.whl", files
         )
 
     wheel = of_flashinfer(load_companion(ROOT / "patchsets" / "companions" / "0.24.toml").version)

@@ -110,7 +110,7 @@ def test_the_wheel_is_small_and_its_data_is_that_of_the_clone(wheel: Path, progr
 def test_what_is_served_and_shown_in_an_empty_folder(program: Path, empty: Path) -> None:
     assert "rehearsal:smollm2" in good(program, empty, "serve", "rehearsal-smollm2", "--dry-run")
     recipes, companions, carry, doctor, start = call_each(
-        program, empty, ("recipe", "list"), ("companion", "--list", "--json", "--series", "0.24"),
+        program, empty, ("recipe", "list"), ("companion", "--dry-run", "--json", "--series", "0.24"),
         ("carry", "show", "uma-clamp"), ("doctor", "--json", "--offline"),
         ("doctor", "rehearsal-smollm2", "--json"),
     )  # fmt: skip

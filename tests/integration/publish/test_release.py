@@ -108,10 +108,10 @@ def test_a_wheel_that_was_taken_back_leaves_the_index(world: ChannelWorld, hub: 
 
 def test_a_project_that_no_channel_offers_any_more_loses_its_page(world: ChannelWorld, hub: Forge) -> None:
     world.promote(V1, "stable")
-    other = wheelkit.plain_wheel(world.dist, "flashinfer_jit_cache", "1.0", modules={"x.py": b""})
+    other = wheelkit.plain_wheel(world.dist, "flashinfer_jit_cache_sm121a", "1.0", modules={"x.py": b""})
     world.promote_file(world.audited(other), "stable")
     send(world, hub)
-    page = world.published / "simple/flashinfer-jit-cache/index.html"
+    page = world.published / "simple/flashinfer-jit-cache-sm121a/index.html"
     assert page.exists()
     world.publisher().rollback("stable", POLICY, now(), to=None, reason="crashes")
     send(world, hub)

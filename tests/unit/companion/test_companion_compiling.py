@@ -94,7 +94,7 @@ def test_a_module_is_described_compiled_and_linked_without_this_machines_paths(
     store, repository, tmp_path, site, toolchain
 ):
     target = Target(HERE, "12.1a")
-    description = describe_modules(kit.SPEC, ["sampling"], site, target, toolchain)
+    description = describe_modules(kit.SPEC, kit.SPEC.modules, site, target, toolchain)
     tree = source_tree(Access(store, repository, IndexSettings(offline=True)), kit.SPEC, site)
     configuration = configure_modules(description.modules, Places(site, toolchain, description), GXX)
     assert str(tmp_path) not in repr(configuration)
@@ -117,7 +117,7 @@ def test_a_module_whose_name_is_as_long_as_a_file_system_allows_is_compiled(
     long, target = "batch_prefill_with_kv_cache_".ljust(255, "x"), Target(HERE, "12.1a")
     core = site.flashinfer / "flashinfer" / "jit" / "core.py"
     core.write_text(core.read_text().replace('name = "sampling"', f'name = "{long}"'))
-    description = describe_modules(kit.SPEC, ["sampling"], site, target, toolchain)
+    description = describe_modules(kit.SPEC, kit.SPEC.modules, site, target, toolchain)
     tree = source_tree(Access(store, repository, IndexSettings(offline=True)), kit.SPEC, site)
     configuration = configure_modules(description.modules, Places(site, toolchain, description), GXX)
     inputs = Inputs(tree=tree, sources={}, toolchain=toolchain, target=target)
@@ -187,15 +187,15 @@ def test_a_build_file_that_ninja_refuses_is_named(site: GeneratorSite, toolchain
     core = site.flashinfer / "flashinfer" / "jit" / "core.py"
     core.write_text(core.read_text().replace("rule link", "rule other"))
     with pytest.raises(NativeBuildError, match="module sampling cannot be read") as caught:
-        describe_modules(kit.SPEC, ["sampling"], site, Target(HERE, "12.1a"), toolchain)
+        describe_modules(kit.SPEC, kit.SPEC.modules, site, Target(HERE, "12.1a"), toolchain)
     assert "link" in caught.value.because
 
 
 def test_an_answer_of_another_flashinfer_is_refused(site: GeneratorSite, toolchain: Toolchain) -> None:
     (site.flashinfer / "flashinfer" / "version.py").write_text("__version__ = '9'\n")
     with pytest.raises(NativeBuildError, match="another FlashInfer"):
-        describe_modules(kit.SPEC, ["sampling"], site, kit.TARGET, toolchain)
+        describe_modules(kit.SPEC, kit.SPEC.modules, site, kit.TARGET, toolchain)
     (site.flashinfer / "flashinfer" / "jit" / "sampling.py").write_text("raise ImportError('no torch')\n")
     with pytest.raises(NativeBuildError, match="did not describe") as caught:
-        describe_modules(kit.SPEC, ["sampling"], site, kit.TARGET, toolchain)
+        describe_modules(kit.SPEC, kit.SPEC.modules, site, kit.TARGET, toolchain)
     assert "no torch" in caught.value.because

@@ -10,10 +10,11 @@ from checkpoint_kit import DENSE, NEMOTRON, QWEN_27B, QWEN_35B
 from msgspec import structs
 
 from sparkwright.base.errors import ConfigError, UnknownNameError
-from sparkwright.companion.build import CompiledKernels, record_of
-from sparkwright.companion.model import CompanionSpec, load_companion
+from sparkwright.base.machine import MachineSnapshot
+from sparkwright.companion.build import CompiledKernels, record_of, split_by_memory
+from sparkwright.companion.model import CompanionSpec, ModelShape, ModuleCost, load_companion
 from sparkwright.native.model import Configuration, Target
-from sparkwright.recipes.recipe import Recipe, load_recipe, recipes
+from sparkwright.recipes.recipe import About, Recipe, load_recipe, recipes
 from sparkwright.serve.preflight.kv_plan import BLOCK, KvOptions, plan_kv
 from sparkwright.serve.preflight.shape import model_shape
 
@@ -32,16 +33,31 @@ generator = "a.b:make"
 arguments = { kind = "torch.uint8", heads = 2, fast = false }
 arches = ["12.1a"]
 why = "it is called"
-[modules.three]
+[modules."three-{head}-{tokens}"]
 generator = "a.b:make"
-why = "it is called"
+arguments = { size = "{head}", tokens = "{tokens}", page = "{page}" }
+why = "decode of {tokens} tokens"
 [modules.unknown]
 why = "its sizes are those of a checkpoint"
-[recipes]
-"*" = ["one"]
-chat = ["two"]
-draft = ["three", "unknown"]
+[needs]
+every = ["one"]
+linear = ["two"]
+experts = []
+attention = { fp8 = ["three-{head}-{tokens}"] }
+[models]
+"chat" = {}
+"chat-7b" = { head = 64, page = 16 }
+[drafters]
+"draft" = { steps = false, needs = ["unknown"] }
 """ % ("0" * 64)
+
+
+CHAT = Recipe(format=1, name="chat", title="C", model="some/Chat-NVFP4")
+LONG = Recipe(
+    format=1, name="long", title="L", model="some/Chat-7B", flags={"kv-cache-dtype": "fp8_e4m3"},
+    speculative={"num_speculative_tokens": 2},
+)  # fmt: skip
+DRAFTED = structs.replace(LONG, drafter="some/Draft")
 
 
 def written(folder: Path, text: str = LIST) -> CompanionSpec:
@@ -50,24 +66,34 @@ def written(folder: Path, text: str = LIST) -> CompanionSpec:
 
 
 @pytest.mark.parametrize("path", LISTS, ids=lambda path: path.stem)
-def test_each_shipped_list_names_shipped_recipes_and_no_module_for_nothing(path: Path) -> None:
+def test_each_shipped_list_has_no_module_and_no_shape_for_nothing(path: Path) -> None:
     spec = load_companion(path)
-    assert set(spec.recipes) - {"*"} <= set(recipes())
-    assert {name for wanted in spec.recipes.values() for name in wanted} | {"topk"} >= set(spec.modules)
+    wanted = spec.chosen("12.1a", stated=False)
+    spared = [
+        name for name in spec.modules if not any(one.startswith(name.partition("{")[0]) for one in wanted)
+    ]
+    assert spared == (["topk"] if "topk" in spec.modules else [])
     assert set(spec.tvm_ffi) == {"aarch64", "x86_64"}
+    served = spec.served()
+    for name in spec.models:
+        others = structs.replace(
+            spec, models={one: shape for one, shape in spec.models.items() if one != name}
+        )
+        assert any(not others.knows(one) for one in served.values()), f"no recipe serves {name}"
 
 
 @pytest.mark.parametrize("path", LISTS, ids=lambda path: path.stem)
-def test_each_shipped_recipe_with_nvfp4_weights_is_listed(path: Path) -> None:
+def test_each_shipped_recipe_with_nvfp4_weights_is_served_and_needs_its_kernels(path: Path) -> None:
     spec = load_companion(path)
-    served = {name: load_recipe(name) for name in recipes()}
-    of_series = {name: one for name, one in served.items() if path.stem in one.series}
-    quantised = {name for name, one in of_series.items() if one.about and one.about.precision == "nvfp4"}
+    of_series = {name: one for name, one in recipes().items() if path.stem in one.series}
+    quantised = {name: one for name, one in of_series.items() if one.about and one.about.precision == "nvfp4"}
     assert len(quantised) > 10
-    assert quantised <= {name for name, wanted in spec.recipes.items() if "gemm-fp4" in wanted}
-    elsewhere = {name for name in quantised if "moe-backend" in of_series[name].flags}
-    assert elsewhere
-    assert not elsewhere & {name for name, wanted in spec.recipes.items() if "moe" in wanted}
+    assert set(quantised) <= set(spec.served())
+    needed = {name: spec.needed("12.1a", one) for name, one in quantised.items()}
+    assert all("gemm-fp4" in modules for modules in needed.values())
+    mixtures = {name for name, modules in needed.items() if "moe" in modules}
+    assert mixtures
+    assert not mixtures & {name for name, one in quantised.items() if "moe-backend" in one.flags}
 
 
 # Attention over a cache of FP8 -------------------------------------------------------------
@@ -88,7 +114,7 @@ def unserved(spec: CompanionSpec, served: Iterable[Recipe]) -> list[str]:
         return fp8 and named and not recipe.name.startswith(tuple(ELSEWHERE))
 
     def listed(recipe: Recipe) -> bool:
-        return any(name.startswith("attention-fp8-") for name in spec.needed("12.1a", recipe.name))
+        return any(name.startswith("attention-fp8-") for name in spec.needed("12.1a", recipe))
 
     return [one.name for one in served if flashinfer(one) != listed(one)]
 
@@ -98,13 +124,12 @@ def test_each_recipe_that_vllms_order_gives_to_flashinfer_lists_its_attention(pa
     spec = load_companion(path)
     served = [one for name in recipes() if path.stem in (one := load_recipe(name)).series]
     assert unserved(spec, served) == []
-    assert spec.chosen("9.0a", recipes=["qwen3.6-27b-mtp"]) == ["sampling"], (
-        "FlashAttention takes it on Hopper"
-    )
-    without = {**spec.recipes, "qwen3.6-27b-mtp": ("gemm-fp4",)}
-    with_too_much = {**spec.recipes, "gemma-4-31b-mtp": ("attention-fp8-256",)}
-    assert unserved(structs.replace(spec, recipes=without), served) == ["qwen3.6-27b-mtp"]
-    assert unserved(structs.replace(spec, recipes=with_too_much), served) == ["gemma-4-31b-mtp"]
+    mtp, gemma = load_recipe("qwen3.6-27b-mtp"), load_recipe("gemma-4-31b-mtp")
+    assert list(spec.needed("9.0a", mtp)) == ["sampling"], "FlashAttention takes it on Hopper"
+    without = structs.replace(spec, models={**spec.models, "qwen3.6-27b": ModelShape()})
+    assert unserved(without, [mtp, gemma]) == [mtp.name]
+    with_too_much = structs.replace(spec, models={**spec.models, "gemma-4-31b": spec.models["qwen3.6-27b"]})
+    assert unserved(with_too_much, [mtp, gemma]) == [gemma.name]
 
 
 SHAPES = {
@@ -137,7 +162,8 @@ def page_size(recipe: Recipe, shape: dict[str, Any], ranks: int) -> int:
 def test_decode_by_xqa_is_listed_for_each_step_of_drafts_and_the_models_shape(name: str) -> None:
     spec = load_companion(ROOT / "patchsets" / "companions" / "0.33.toml")
     recipe, shape = load_recipe(name), SHAPES[name]
-    found = [spec.modules[one].arguments for one in spec.needed("12.1a", name) if one.startswith("xqa-")]
+    needed = spec.needed("12.1a", recipe)
+    found = [module.arguments for called, module in needed.items() if called.startswith("xqa-")]
     ranks = int(recipe.flags.get("tensor-parallel-size", 1))
     drafts = int(recipe.speculative.get("num_speculative_tokens", 0))
     nvfp4 = recipe.flags["kv-cache-dtype"] == "nvfp4"
@@ -154,41 +180,69 @@ def test_decode_by_xqa_is_listed_for_each_step_of_drafts_and_the_models_shape(na
     assert found == [{**same, "q_seq_len": tokens} for tokens in range(1, drafts + 2)]
 
 
-def test_a_recipe_needs_its_own_modules_and_those_of_every_recipe(tmp_path: Path) -> None:
-    spec = written(tmp_path)
-    assert spec.version == "1.2"
-    assert spec.chosen("12.1a", recipes=["chat"]) == ["one", "two"]
-    assert spec.chosen("12.1a", recipes=["unlisted"]) == ["one"]
-    assert spec.chosen("12.1a") == ["one", "two", "three"]
-    assert spec.chosen("12.1a", modules=["three"]) == ["three"]
-    assert spec.chosen("12.1a", recipes=["chat"], modules=["three"]) == ["one", "two", "three"]
+@pytest.mark.parametrize(
+    ("recipe", "expected"),
+    [
+        (None, ["one"]),
+        (structs.replace(CHAT, model="some/Chat"), ["one"]),
+        (CHAT, ["one", "two"]),
+        (structs.replace(CHAT, about=About(precision="bf16")), ["one"]),
+        (LONG, ["one", "three-64-1", "three-64-2", "three-64-3"]),
+        (
+            structs.replace(LONG, model="some/Chat-7B-NVFP4"),
+            ["one", "two", "three-64-1", "three-64-2", "three-64-3"],
+        ),
+        (structs.replace(LONG, flags={**LONG.flags, "attention-backend": "TRITON_ATTN"}), ["one"]),
+        (structs.replace(LONG, flags={"kv-cache-dtype": "nvfp4"}), ["one"]),
+        (structs.replace(LONG, model="some/Chat"), ["one"]),
+        (DRAFTED, ["one", "three-64-1", "unknown"]),
+    ],
+)
+def test_a_server_needs_what_its_weights_cache_and_drafts_call(tmp_path, recipe, expected):
+    assert list(written(tmp_path).needed("12.1a", recipe)) == expected
 
 
-def test_a_module_for_other_cards_is_left_out_unless_it_is_named(tmp_path: Path) -> None:
+def test_a_module_of_a_shape_has_its_arguments(tmp_path: Path) -> None:
+    module = written(tmp_path).needed("12.1a", LONG)["three-64-2"]
+    assert (module.arguments, module.why) == (
+        {"size": 64, "tokens": 2, "page": 16},
+        "decode of 2 tokens",
+    )
+
+
+def test_named_modules_are_chosen_besides_and_refused_for_other_cards(tmp_path: Path) -> None:
     spec = written(tmp_path)
-    assert spec.chosen("9.0a", recipes=["chat"]) == ["one"]
+    assert list(spec.chosen("12.1a", names=["two"])) == ["two"]
+    assert list(spec.chosen("9.0a", served=[CHAT])) == ["one"]
+    assert list(spec.chosen("12.1a", served=[DRAFTED], names=["two"])) == ["one", "three-64-1", "two"]
+    assert "unknown" in spec.chosen("12.1a", served=[DRAFTED], stated=False)
     with pytest.raises(UnknownNameError, match=r"not for 9\.0a"):
-        spec.chosen("9.0a", modules=["two"])
+        spec.chosen("9.0a", names=["two"])
     with pytest.raises(UnknownNameError, match="four"):
-        spec.chosen("9.0a", modules=["four"])
-
-
-def test_a_module_without_a_generator_is_needed_and_not_compiled(tmp_path: Path) -> None:
-    spec = written(tmp_path)
-    assert spec.needed("12.1a", "draft") == ["one", "three", "unknown"]
-    assert spec.chosen("12.1a", recipes=["draft"]) == ["one", "three"]
-    assert spec.needed("12.1a", "chat") == spec.chosen("12.1a", recipes=["chat"])
+        spec.chosen("9.0a", names=["four"])
     with pytest.raises(UnknownNameError, match="cannot be compiled ahead") as caught:
-        spec.chosen("12.1a", modules=["unknown"])
+        spec.chosen("12.1a", names=["unknown"])
     assert "those of a checkpoint" in caught.value.because
 
 
+def test_a_module_is_left_out_whose_units_need_more_memory_than_is_free(tmp_path: Path) -> None:
+    cost = ModuleCost(units=2, measured=1, seconds=30, mib=6000)
+    spec = written(tmp_path)
+    large = structs.replace(spec.modules["two"], cost=cost)
+    modules = {"one": spec.modules["one"], "two": large}
+    assert split_by_memory(modules, MachineSnapshot(2, 16384, 7100)) == (modules, {})
+    fitting, left = split_by_memory(modules, MachineSnapshot(2, 16384, 7000))
+    assert (list(fitting), list(left), cost.minutes) == (["one"], ["two"], 1)
+
+
 def test_a_companions_record_says_what_recipes_need_and_no_companion_has(tmp_path: Path) -> None:
-    spec = structs.replace(written(tmp_path), tvm_ffi={"aarch64": written(tmp_path).flashinfer})
+    spec = load_companion(next(path for path in LISTS if path.stem == "0.33"))
     toolchain: Any = SimpleNamespace(key="k", packages={})
     kernels = CompiledKernels({}, {}, Configuration((), (), {}), "tree", toolchain)
     found = record_of(kernels, spec, Target("aarch64", "12.1a"))["recipes"]
-    assert found == {"*": ["one"], "chat": ["one", "two"], "draft": ["one", "three", "unknown"]}
+    assert (found["*"], found["qwen3.6-27b-dflash"]) == (["sampling"], ["sampling", "gemm-fp4"])
+    assert found["qwen3.8-27b-dflash2"][-1] == "attention-dflash2"
+    assert set(found) == {"*", *spec.served()}
 
 
 def test_a_list_is_refused_that_is_missing_or_names_an_unknown_module(tmp_path: Path) -> None:

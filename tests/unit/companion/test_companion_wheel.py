@@ -21,6 +21,8 @@ from sparkwright.native.model import Target
 from sparkwright.store.paths import Store
 from sparkwright.wheel.names import parse_name
 
+PROVIDER = "flashinfer_jit_cache/providers/sm121a"
+
 
 def made(store: Store, folder: Path, **changes: Any) -> Path:
     """A companion of one module in *folder*."""
@@ -54,21 +56,34 @@ def test_the_same_modules_give_the_same_bytes_and_others_another_version(store, 
     assert sha256_file(first) == sha256_file(again)
     other = made(store, tmp_path / "c", images=[("sm_121a", ["another"])])
     assert parse_name(other.name).version != parse_name(first.name).version
-    assert parse_name(first.name).version.startswith("1.2.3+cu130.sm121a.k")
+    assert first.name.startswith("flashinfer_jit_cache_sm121a-1.2.3+cu130.k")
 
 
-def test_flashinfer_gets_its_folder_and_its_provider(store, tmp_path, monkeypatch):
-    wheel = made(store, tmp_path)
+def test_each_installed_provider_is_found_and_a_broken_one_passed_over(store, tmp_path, monkeypatch):
+    wheel, site = made(store, tmp_path), tmp_path / "site"
     with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "site")
-    monkeypatch.syspath_prepend(tmp_path / "site")
+        archive.extractall(site)
+    for name, answer in (("sm120f", "STATED"), ("broken", "{}")):
+        info = site / f"{name}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        (info / "entry_points.txt").write_text(
+            f"[flashinfer.jit_cache.providers]\n{name} = {name}_kernels:get\n"
+        )
+        (site / f"{name}_kernels.py").write_text(
+            "STATED = dict(provider_id='sm120f', cuda_architectures=['sm120f'], modules=['moe'])\n"
+            f"def get():\n    return {answer}\n"
+        )
+    monkeypatch.syspath_prepend(site)
     package = importlib.import_module("flashinfer_jit_cache")
     monkeypatch.delitem(sys.modules, "flashinfer_jit_cache")
-    (provider,) = package.get_jit_cache_providers()
-    assert package.__version__ == provider.version == parse_name(wheel.name).version
-    assert (provider.cuda_architectures, provider.modules) == (("sm121a",), ("sampling",))
-    assert provider.jit_cache_dir == package.get_jit_cache_dir()
-    assert Path(package.get_jit_cache_dir(), "sampling", "sampling.so").is_file()
+    own, other = sorted(package.get_jit_cache_providers(), key=lambda one: one.provider_id, reverse=True)
+    assert package.__version__ == own.version == "1.2.3+cu130"
+    assert (own.provider_id, own.distribution) == ("sm121a", "flashinfer-jit-cache-sm121a")
+    assert (own.cuda_architectures, own.modules) == ({"sm121a"}, {"sampling"})
+    assert own.jit_cache_dir == package.get_jit_cache_dir()
+    assert Path(own.jit_cache_dir, "sampling", "sampling.so").is_file()
+    assert other.modules == {"moe"}
 
 
 def test_a_companion_is_not_taken_for_a_wheel_to_verify(store: Store, tmp_path: Path) -> None:
@@ -120,15 +135,18 @@ def test_an_undefined_symbol_fails_the_audit(store: Store, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("member", "check"),
     [
-        ("flashinfer_jit_cache/kernels/sampling/sampling.so", "modules"),
+        (f"{PROVIDER}/jit_cache/sampling/sampling.so", "modules"),
         ("flashinfer_jit_cache/__init__.py", "modules"),
+        (f"{PROVIDER}/__init__.py", "modules"),
+        (f"{PROVIDER}/manifest.json", "modules"),
+        ("entry_points.txt", "modules"),
         ("flashinfer_jit_cache/more.py", "record-complete"),
         ("sboms/sparkwright.cdx.json", "sbom"),
     ],
 )
 def test_a_changed_member_fails_the_audit(store: Store, tmp_path: Path, member: str, check: str) -> None:
     wheel = made(store, tmp_path)
-    if member.startswith("sboms/"):
+    if member.startswith(("sboms/", "entry_points")):
         member = f"{parse_name(wheel.name).dist_info}/{member}"
     other = kit.library(tmp_path / "other", "sampling", [("sm_121a", ["other"])]).read_bytes()
     changed = tmp_path / "changed" / wheel.name
@@ -160,7 +178,12 @@ def rewritten(wheel: Path, folder: Path, change: Callable[[dict[str, bytes]], No
         ("", {}, ""),
         ("sboms/sparkwright.cdx.json", ["sbom"], "sboms/sparkwright.cdx.json is missing"),
         ("flashinfer_jit_cache/__init__.py", ["modules"], "flashinfer_jit_cache/__init__.py is missing"),
-        ("flashinfer_jit_cache/kernels/sampling/sampling.so", ["modules"], "sampling.so is missing"),
+        ("entry_points.txt", ["modules"], "entry_points.txt is missing"),
+        (
+            f"{PROVIDER}/jit_cache/sampling/sampling.so",
+            ["modules"],
+            "sampling.so is missing",
+        ),
     ],
 )
 def test_a_companion_without_one_of_its_members_fails_the_audit(store, tmp_path, member, failing, detail):

@@ -176,6 +176,7 @@ def test_the_limit_of_a_control_group_bounds_it(monkeypatch, tmp_path, limit, ex
 
 
 RECIPE = Recipe(format=1, name="r", title="R", model="m")
+EXPERTS = Recipe(format=1, name="experts", title="E", model="some/Experts-NVFP4")
 _LIST = """\
 format = 1
 flashinfer = {{ filename = "flashinfer_python-1.2.3-py3-none-any.whl", sha256 = "{zeros}", size = 1 }}
@@ -188,9 +189,13 @@ why = "it samples"
 generator = "flashinfer.jit.moe:gen"
 why = "experts"
 arches = ["12.1a"]
-[recipes]
-"*" = ["sampling"]
+[needs]
+every = ["sampling"]
+linear = []
 experts = ["moe"]
+attention = {{}}
+[models]
+experts = {{ experts = true }}
 """
 
 
@@ -220,9 +225,9 @@ def test_the_companion_with_the_recipes_kernels_is_chosen(store, tmp_path, wheel
 
 def test_the_kernels_that_the_companion_lacks_are_named(store, tmp_path, wheel, patchsets):
     made = companion(store, tmp_path, "sampling")
-    experts = Recipe(format=1, name="experts", title="E", model="m")
-    found = choose_companion(wheel, experts, "12.1", [made.parent], patchsets)
-    assert (found.wheel, found.missing) == (made, ("moe",))
+    found = choose_companion(wheel, EXPERTS, "12.1", [made.parent], patchsets)
+    assert (found.wheel, found.missing, found.listed) == (made, ("moe",), True)
+    assert not choose_companion(wheel, RECIPE, "12.1", [made.parent], patchsets).listed
     other = choose_companion(wheel, RECIPE, "9.0", [made.parent], patchsets)
     assert (other.wheel, other.missing) == (None, ("sampling",))
     gone = choose_companion(wheel, RECIPE, "12.1", [tmp_path / "gone"], patchsets)
@@ -244,6 +249,6 @@ def test_it_is_required_by_its_digest(store: Store, tmp_path: Path) -> None:
     copied.parent.mkdir()
     shutil.copyfile(made, copied)
     text = with_companion(ExactRequirements("a==1\n"), copied).text
-    assert text.startswith("a==1\nflashinfer-jit-cache @ file:///")
+    assert text.startswith("a==1\nflashinfer-jit-cache-sm121a @ file:///")
     assert "with%20space" in text
     assert text.endswith(f" --hash=sha256:{sha256_file(made)}\n")

@@ -124,16 +124,14 @@ def kept(world: ChannelWorld, *files: tuple[str, str, int, str, str | None]) -> 
 def companion(
     arch: str, content: str, day: int, *, tags: str = AARCH64, yanked: str | None = None
 ) -> tuple[str, str, int, str, str | None]:
-    return "flashinfer-jit-cache", f"0.7.2.post1+cu130.{arch}.k{content}", day, tags, yanked
+    return f"flashinfer-jit-cache-{arch}", f"0.7.2.post1+cu130.k{content}", day, tags, yanked
 
 
 @pytest.mark.parametrize(("first", "last"), [("ffffffff", "00000000"), ("00000000", "ffffffff")])
 def test_the_last_companion_of_a_card_stays_whatever_its_digest_is(
     world: ChannelWorld, first: str, last: str
 ) -> None:
-    assert kept(world, companion("sm121a", first, 1), companion("sm121a", last, 2)) == {
-        f"cu130.sm121a.k{last}"
-    }
+    assert kept(world, companion("sm121a", first, 1), companion("sm121a", last, 2)) == {f"cu130.k{last}"}
 
 
 def test_each_card_and_machine_keeps_its_own_and_one_taken_back_pushes_out_no_other(

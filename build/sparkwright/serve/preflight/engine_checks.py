@@ -221,7 +221,8 @@ def _uncompiled(
     version = engine.packages.get("flashinfer-python", "")
     if not lacks and _is_of_another_card(engine, card.capability) and Version(version) < _FIRST_THAT_LOOKS:
         of = {"arch": engine.companion_arch, "card": card.name, "capability": card.capability}
-        yield finding("companion", companion=COMPANION, version=version, **of)
+        companion = f"{COMPANION}-sm{engine.companion_arch.replace('.', '')}"
+        yield finding("companion", companion=companion, version=version, **of)
         return
     nvcc, oldest = host.compiler, _FIRST_NVCC.get(card.capability, ())
     old = bool(host.nvcc) and host.nvcc < oldest
