@@ -177,6 +177,13 @@ def with_native(lock: Lock, native: NativePin | None, **sources: Dependency) -> 
     return msgspec.structs.replace(lock, native=native, sources={**lock.sources, **sources})
 
 
+def with_pins(lock: Lock, **pins: SourcePin) -> Lock:
+    """Return the *lock* with other *pins* of sources that kernels are compiled from."""
+    assert lock.native is not None
+    sources = {**lock.native.sources, **pins}
+    return with_native(lock, msgspec.structs.replace(lock.native, sources=sources))
+
+
 def lock_text(lock: Lock) -> str:
     """Return the lock as a file: TOML has no word for what is absent."""
 

@@ -1,5 +1,6 @@
 """A small upstream for tests: its git repository, its release, and ways to reach both."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from kit import UpstreamRepository
@@ -41,3 +42,8 @@ def make_access(home: Path, index_url: str = "", *, offline: bool = False) -> Ac
         backoff_s=0.01,
     )
     return Access(store, open_repository(store.git), settings)
+
+
+def offline(access: Access) -> Access:
+    """Return the same *access* without a network."""
+    return replace(access, settings=replace(access.settings, offline=True))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from commit_kit import MACHINES, CommitIndex, SmallUpstream
-from upstream_kit import make_access
+from upstream_kit import make_access, offline
 
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import DigestError, FetchError, NotInStoreError, WheelError
@@ -35,10 +35,6 @@ def access(tmp_path, index):
     made = make_access(tmp_path / "home")
     yield replace(made, settings=replace(made.settings, upstream_wheels=index.url))
     made.repository.close()
-
-
-def without_network(access):
-    return replace(access, settings=replace(access.settings, offline=True))
 
 
 @pytest.fixture
@@ -74,12 +70,12 @@ def test_what_is_known_asks_nothing_and_works_offline(access, index, commit, whe
     found = first_download(access, commit, "aarch64")
     asked = len(index.requests)
     assert first_download(access, commit, "aarch64") == found
-    assert first_download(without_network(access), commit, "aarch64") == found
+    assert first_download(offline(access), commit, "aarch64") == found
     assert len(index.requests) == asked
     with pytest.raises(NotInStoreError):
-        first_download(without_network(access), commit, "x86_64")
-    assert not has_wheels(without_network(access), commit, MACHINES)
-    assert has_wheels(without_network(access), commit, ["aarch64"])
+        first_download(offline(access), commit, "x86_64")
+    assert not has_wheels(offline(access), commit, MACHINES)
+    assert has_wheels(offline(access), commit, ["aarch64"])
 
 
 @pytest.mark.parametrize("grown", [b"", b"more"])
@@ -111,13 +107,13 @@ def test_nightly_is_the_commit_that_its_page_leads_to(access, index, upstream, c
     later = upstream.commit("Later (#2)", {"vllm/later.py": "LATER = True\n"})
     assert nightly_commit(access) == commit, "a commit without a wheel is not it"
     index.offer(upstream, later, VERSION.format(later[:9]))
-    assert nightly_commit(without_network(access)) == commit, "offline, the last that was seen"
+    assert nightly_commit(offline(access)) == commit, "offline, the last that was seen"
     assert nightly_commit(access) == later
 
 
 def test_a_nightly_that_was_never_seen(access):
     with pytest.raises(NotInStoreError):
-        nightly_commit(without_network(access))
+        nightly_commit(offline(access))
     with pytest.raises(FetchError):
         nightly_commit(access)
 
@@ -184,7 +180,7 @@ def test_a_wheel_that_says_that_it_is_of_another_commit(access, index, upstream,
     with pytest.raises(WheelError, match=commit):
         first_download(access, commit, "aarch64")
     with pytest.raises(NotInStoreError):
-        first_download(without_network(access), commit, "aarch64")
+        first_download(offline(access), commit, "aarch64")
 
 
 def test_a_wheel_whose_name_states_another_version(access, index, upstream, commit):

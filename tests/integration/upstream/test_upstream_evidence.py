@@ -1,6 +1,5 @@
 """The lock, checked and moved with files that a real index and a real git remote serve."""
 
-import dataclasses
 import io
 import zipfile
 
@@ -8,7 +7,7 @@ import msgspec
 import pytest
 from kit import git
 from small_release import COMMIT, artifact, make_release, make_wheel
-from upstream_kit import make_access, make_upstream
+from upstream_kit import make_access, make_upstream, offline
 
 from sparkwright.base.errors import DigestError, FetchError, NotInStoreError, UnknownNameError, WheelError
 from sparkwright.base.events import subscribe
@@ -143,15 +142,13 @@ def test_a_wrong_size_is_found_though_the_file_is_here(access, lock):
 def test_offline_checks_what_is_here(access, lock, index, unverified):
     gather(access, lock)
     asked = len(index.requests)
-    settings = dataclasses.replace(access.settings, offline=True)
-    assert check(lock, gather(dataclasses.replace(access, settings=settings), lock)) == []
+    assert check(lock, gather(offline(access), lock)) == []
     assert len(index.requests) == asked
 
 
 def test_the_index_is_not_asked_offline_nor_for_what_is_no_version(access, lock, index):
-    settings = dataclasses.replace(access.settings, offline=True)
     with pytest.raises(NotInStoreError):
-        propose_lock(dataclasses.replace(access, settings=settings), lock, "1.3.0")
+        propose_lock(offline(access), lock, "1.3.0")
     with pytest.raises(UnknownNameError, match="no version of vllm"):
         propose_lock(access, lock, "next")
     assert index.requests == []

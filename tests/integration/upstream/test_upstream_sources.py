@@ -1,13 +1,12 @@
 """One release from every source: the index, real git remotes, and every kind of folder."""
 
-import dataclasses
 import shutil
 
 import msgspec
 import pytest
 from kit import git
 from small_release import artifact, make_release, make_sdist, sdist_files
-from upstream_kit import GENERATED, make_access, make_upstream, write_files
+from upstream_kit import GENERATED, make_access, make_upstream, offline, write_files
 
 from sparkwright.base.errors import (
     ArchiveError,
@@ -20,6 +19,8 @@ from sparkwright.base.errors import (
 from sparkwright.git.remotes import fetch
 from sparkwright.upstream import releases as source_module
 from sparkwright.upstream.releases import UpstreamSource, open_source, other_release
+
+pytest_plugins = ["package_access"]
 
 
 @pytest.fixture
@@ -38,17 +39,6 @@ def pinned(upstream):
 @pytest.fixture
 def release(upstream, pinned):
     return make_release(commit=pinned, git=upstream.as_uri())
-
-
-@pytest.fixture
-def access(tmp_path, index):
-    access = make_access(tmp_path / "home", index.url)
-    yield access
-    access.repository.close()
-
-
-def offline(access):
-    return dataclasses.replace(access, settings=dataclasses.replace(access.settings, offline=True))
 
 
 def with_commit(lock, commit):

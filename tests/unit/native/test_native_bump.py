@@ -13,6 +13,7 @@ from native_kit import (
     offer_toolkit,
     tree_of,
     with_native,
+    with_pins,
 )
 from small_release import make_release
 
@@ -205,8 +206,7 @@ class TestSources:
             {"ref": "v4.4.2", "tree": "1" * 40, "paths": ["include"], "folder": "data", "package": package},
             SourcePin,
         )
-        pins = {**lock.native.sources, "cutlass": pin}
-        lock = with_native(lock, msgspec.structs.replace(lock.native, sources=pins))
+        lock = with_pins(lock, cutlass=pin)
         found = sources(lock, access)
         chosen = found.pins["cutlass"].package
         assert (chosen.sha256 if chosen else None) == (wanted if same else None)
@@ -217,13 +217,12 @@ class TestSources:
         made = UpstreamRepository(tmp_path / "inner")
         made.commit("One", {"include/b.h": "// inner\n"})
         commit, tree = (made.git("rev-parse", name).strip() for name in ("HEAD", "HEAD^{tree}"))
-        pins = dict(lock.native.sources)
-        pins["inner"] = msgspec.structs.replace(pins["inner"], ref=commit, tree=tree)
-        pinned = msgspec.structs.replace(lock.sources["cutlass"], ref=pins["cutlass"].ref)
-        lock = with_native(lock, msgspec.structs.replace(lock.native, sources=pins), cutlass=pinned)
-        assert sources(lock, access).pins["inner"] == pins["inner"]
+        inner = msgspec.structs.replace(lock.native.sources["inner"], ref=commit, tree=tree)
+        pinned = msgspec.structs.replace(lock.sources["cutlass"], ref=lock.native.sources["cutlass"].ref)
+        lock = with_pins(with_native(lock, lock.native, cutlass=pinned), inner=inner)
+        assert sources(lock, access).pins["inner"] == inner
         assert not access.repository.has(tree)
-        assert sources(lock, access, {"inner": made.folder}).pins["inner"] == pins["inner"]
+        assert sources(lock, access, {"inner": made.folder}).pins["inner"] == inner
         assert access.repository.has(tree)
 
 
@@ -255,8 +254,7 @@ def test_extensions_are_those_of_cmake(lock, access):
 
 def test_an_extension_of_a_dependencys_own_project_stays_while_that_names_it(lock, access):
     pin = msgspec.structs.replace(lock.native.sources["cutlass"], paths=("include", "CMakeLists.txt"))
-    pins = {**lock.native.sources, "cutlass": pin}
-    lock = with_native(lock, msgspec.structs.replace(lock.native, sources=pins))
+    lock = with_pins(lock, cutlass=pin)
     old = {name: ExtensionSpec(member=f"vllm/{name}.so", sources=("cutlass",)) for name in ("_C", "_D")}
     new, decisions = next_extensions(lock, sources(lock, access, texts=CMAKE), old)
     assert "_C" in new
@@ -281,7 +279,7 @@ def test_a_proposal_keeps_measurements_with_the_release_that_they_are_of(lock, a
 def test_a_candidate_goes_with_the_release_whose_wheel_attests_it(lock, access):
     candidate = Candidate(ref="v4.4.0", tree="7" * 40, attested={"_C": (2, 2)})
     inner = msgspec.structs.replace(lock.native.sources["inner"], candidate=candidate)
-    old = msgspec.structs.replace(lock.native, sources={**lock.native.sources, "inner": inner})
+    old = with_pins(lock, inner=inner).native
     assert propose_native(access, lock, old, CMAKE).native.candidates == {"inner": candidate}
     new = msgspec.structs.replace(lock, release=msgspec.structs.replace(lock.release, version="1.3.0"))
     moved = propose_native(access, new, old, CMAKE).native

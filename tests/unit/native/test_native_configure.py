@@ -124,51 +124,43 @@ def key_after(repository: Repository, inputs: Inputs, change: dict[str, bytes | 
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"source/csrc/kernel.cu": b"edited"}, {"deps/headers/include/math.h": b"#define M 2"}],
-    ids=["kernel", "header"],
-)
-def test_what_only_the_compiler_reads_does_not_configure_anew(repository, inputs, change):
-    assert key_after(repository, inputs, change) == key_after(repository, inputs, {})
-
-
-@pytest.mark.parametrize(
-    "change",
+    ("change", "anew"),
     [
-        {"source/CMakeLists.txt": b"project(other)"},
-        {"source/csrc/generate.py": b"print(1)"},
-        {"source/csrc/added.cu": b""},
-        {"source/csrc/kernel.cu": None},
-        {"deps/attention/CMakeLists.txt": b"# other"},
+        ({"source/csrc/kernel.cu": b"edited"}, False),
+        ({"deps/headers/include/math.h": b"#define M 2"}, False),
+        ({"source/CMakeLists.txt": b"project(other)"}, True),
+        ({"source/csrc/generate.py": b"print(1)"}, True),
+        ({"source/csrc/added.cu": b""}, True),
+        ({"source/csrc/kernel.cu": None}, True),
+        ({"deps/attention/CMakeLists.txt": b"# other"}, True),
     ],
-    ids=["project", "generator", "added kernel", "removed kernel", "a dependency's project"],
-)
-def test_what_cmake_reads_or_lists_configures_anew(repository, inputs, change):
-    assert key_after(repository, inputs, change) != key_after(repository, inputs, {})
+    ids=[
+        "kernel", "header", "project", "generator", "added kernel", "removed kernel", "a dependency's project"
+    ],
+)  # fmt: skip
+def test_what_cmake_reads_or_lists_configures_anew_and_nothing_else(repository, inputs, change, anew):
+    assert (key_after(repository, inputs, change) != key_after(repository, inputs, {})) is anew
 
 
-@pytest.mark.parametrize("other", [Target("aarch64", "9.0a"), Target("x86_64", "12.1a")])
-def test_another_target_configures_anew(repository: Repository, inputs: Inputs, other: Target) -> None:
-    again = Inputs(inputs.tree, inputs.sources, inputs.toolchain, other)
-    assert key_after(repository, again, {}) != key_after(repository, inputs, {})
-
-
-def test_another_argument_of_cmakes_configures_anew(repository, inputs, monkeypatch):
+def test_target_toolchain_and_arguments_configure_anew_and_places_do_not(
+    repository, inputs, tmp_path, monkeypatch
+):
+    chain = inputs.toolchain
+    elsewhere = replace(chain, cmake=tmp_path / "usr/bin/cmake", cuda=tmp_path / "opt/cuda")
     before = key_after(repository, inputs, {})
+    assert key_after(repository, replace(inputs, toolchain=elsewhere), {}) == before
+    for changes in (
+        {"target": Target("aarch64", "9.0a")},
+        {"target": Target("x86_64", "12.1a")},
+        {"toolchain": replace(chain, key="another")},
+    ):
+        assert key_after(repository, replace(inputs, **changes), {}) != before
 
     def command(*given: object) -> list[str]:
         return [*configure_command(*given), "-DCMAKE_UNITY_BUILD=ON"]  # type: ignore[arg-type]
 
     monkeypatch.setattr(configure, "configure_command", command)
     assert key_after(repository, inputs, {}) != before
-
-
-def test_places_on_this_machine_do_not_count(repository: Repository, inputs: Inputs, tmp_path: Path) -> None:
-    elsewhere = replace(inputs.toolchain, cmake=tmp_path / "usr/bin/cmake", cuda=tmp_path / "opt/cuda")
-    again = replace(inputs, toolchain=elsewhere)
-    assert key_after(repository, again, {}) == key_after(repository, inputs, {})
-    other = replace(inputs, toolchain=replace(inputs.toolchain, key="another"))
-    assert key_after(repository, other, {}) != key_after(repository, inputs, {})
 
 
 def test_a_workspace_is_laid_out_and_taken_away(store, repository, inputs, toolchain):

@@ -11,7 +11,7 @@ import pytest
 from http_index import Fault
 from kit import finish, python
 from native_kit import PROGRAM, Member, make_wheel, offer, tree_of
-from upstream_kit import make_access
+from upstream_kit import make_access, offline
 
 from sparkwright.base.errors import ArchiveError, DigestError, FetchError, NotInStoreError
 from sparkwright.native.packages import find_package, unpack_package
@@ -192,15 +192,13 @@ def test_a_damaged_wheel_is_refused(access, index, spoil):
     assert leftovers(access) == []
 
 
-def test_without_a_network(tmp_path, access, index):
+def test_without_a_network(access, index):
     package, whole = partial(index), offer(index, "whole-1-py3-none-any.whl", make_wheel({"a": "a"}))
-    offline = make_access(tmp_path / "home", index.url, offline=True)
     for each in (package, whole):
         with pytest.raises(NotInStoreError):
-            unpack_package(offline, each)
+            unpack_package(offline(access), each)
         folder = unpack_package(access, each)
-        assert unpack_package(offline, each) == folder
-    offline.repository.close()
+        assert unpack_package(offline(access), each) == folder
 
 
 TWO = """

@@ -1,14 +1,23 @@
 """Sources are what their tree's id says, whoever brings them; what cannot be had is stood in for."""
 
-import dataclasses
 import os
 from types import SimpleNamespace
 
 import msgspec
 import pytest
 from kit import UpstreamRepository, make_tree, read_tree
-from native_kit import PROGRAM, Member, make_wheel, native_tables, offer, offer_toolkit, with_native
+from native_kit import (
+    PROGRAM,
+    Member,
+    make_wheel,
+    native_tables,
+    offer,
+    offer_toolkit,
+    with_native,
+    with_pins,
+)
 from small_release import make_release
+from upstream_kit import offline
 
 from sparkwright.base.errors import ConfigError, LockMismatchError, UnknownNameError
 from sparkwright.git.trees import FileEntry
@@ -49,8 +58,7 @@ def lock(index, remote, tree):
 def pin(lock, tree, **changes):
     """The lock with its source `cutlass` pinned to *tree*."""
     source = SourcePin(ref="v4.4.2", tree=tree, paths=PATHS)
-    sources = {**lock.native.sources, "cutlass": msgspec.structs.replace(source, **changes)}
-    return with_native(lock, msgspec.structs.replace(lock.native, sources=sources))
+    return with_pins(lock, cutlass=msgspec.structs.replace(source, **changes))
 
 
 def cutlass(lock, access):
@@ -141,16 +149,14 @@ def test_what_was_brought_once_is_not_asked_for_again(lock, access, index, tree)
     assert find_sources(wanted, access) is None
     first = gather_sources(wanted, access)
     index.requests.clear()
-    offline = dataclasses.replace(access, settings=dataclasses.replace(access.settings, offline=True))
-    again = gather_sources(wanted, offline)
-    assert again == first == find_sources(wanted, offline)
+    again = gather_sources(wanted, offline(access))
+    assert again == first == find_sources(wanted, offline(access))
     assert index.requests == []
 
 
 def test_without_a_network(lock, access, index, tree):
-    offline = dataclasses.replace(access, settings=dataclasses.replace(access.settings, offline=True))
     wanted = packaged(lock, index, tree, repository="https://localhost/none.git")
-    found = cutlass(wanted, offline)
+    found = cutlass(wanted, offline(access))
     assert not found.at_hand
     assert "the network is off" in found.missing
 
@@ -214,9 +220,7 @@ def test_a_candidate_is_fetched_if_all_units_of_an_extension_are_attested(
 def test_a_pin_that_arrived_meanwhile_is_no_candidate(lock, access, tree, tmp_path):
     """Within the hour in which what is still missing is not asked for again."""
     gone = SourcePin(ref="v1", tree="f" * 40, paths=PATHS, repository=(tmp_path / "gone").as_uri())
-    wanted = pin(lock, tree, repository=(tmp_path / "gone").as_uri())
-    sources = {**wanted.native.sources, "quack": gone}
-    wanted = with_native(wanted, msgspec.structs.replace(wanted.native, sources=sources))
+    wanted = with_pins(pin(lock, tree, repository=(tmp_path / "gone").as_uri()), quack=gone)
     options = SimpleNamespace(require_native=False)
     job = SimpleNamespace(
         spec=SimpleNamespace(lock=wanted),
@@ -244,7 +248,7 @@ def test_what_stands_in_has_the_files_that_configuring_reads(lock, access, tree)
     assert read_tree(access.repository, quack.tree) == {"STANDS-IN": "", "q/duck.py": ""}
     # One that is compiled from, and that the lock has no tree of, is asked for by its own name.
     pins = {name: msgspec.structs.replace(one, tree=None) for name, one in lock.native.sources.items()}
-    unknown = with_native(lock, msgspec.structs.replace(lock.native, sources=pins))
+    unknown = with_pins(lock, **pins)
     missing = gather_sources(unknown, access)["cutlass"].missing
     assert missing.startswith("the lock has no tree of cutlass v4.4.2 yet")
     assert "--copy cutlass=FOLDER" in missing

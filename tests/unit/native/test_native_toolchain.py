@@ -1,6 +1,5 @@
 """A toolchain is found, made and named by what it is made of, with wheels and compilers in miniature."""
 
-import dataclasses
 import os
 import shutil
 import stat
@@ -11,7 +10,7 @@ import msgspec
 import pytest
 from native_kit import CU, HERE, OTHER, Machine, make_wheel, native_tables, offer, offer_toolkit, with_native
 from small_release import make_release
-from upstream_kit import make_access
+from upstream_kit import make_access, offline
 
 from sparkwright.base.errors import ConfigError, LockMismatchError, NotInStoreError, ToolError
 from sparkwright.base.process.run import run
@@ -137,10 +136,9 @@ def test_it_is_found_once_it_was_made(lock, access, machine, index):
     assert find_toolchain(lock, CROSS, access) == made
     assert prepare_toolchain(lock, CROSS, access) == made
     assert len(index.requests) == before
-    offline = dataclasses.replace(access, settings=dataclasses.replace(access.settings, offline=True))
-    assert prepare_toolchain(lock, CROSS, offline) == made
+    assert prepare_toolchain(lock, CROSS, offline(access)) == made
     with pytest.raises(NotInStoreError):
-        prepare_toolchain(lock, NATIVE, offline)
+        prepare_toolchain(lock, NATIVE, offline(access))
     assert not list(access.store.scratch_root.iterdir())
 
 
