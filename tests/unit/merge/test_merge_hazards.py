@@ -1,6 +1,7 @@
 """Merges that are clean and wrong: each kind planted, beside a twin that only differs by what is wrong."""
 
 import gc
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -56,60 +57,49 @@ class Mode(IntEnum):
 """
 TABLE = "TABLE = {{\n    {}\n    'a': 1,\n\n    'b': 2,\n\n    'c': 3,\n    {}\n}}\n"
 
-# name: (the file of the base, upstream's, the carry's; what is named), with places to put things in.
-DOUBLED = {
-    "a function": (MIDDLE, PLAIN.format(1) + MIDDLE, MIDDLE + PLAIN.format(2), "helper"),
-    "a decorated function": (MIDDLE, HELPER.format(1) + MIDDLE, MIDDLE + HELPER.format(2), "helper"),
+
+def ends(top: str, bottom: str) -> str:
+    """`MIDDLE` with text before and behind it, as the other texts have places for it."""
+    return top + MIDDLE + bottom
+
+
+SIZE = "    @property\n    def size(self):\n        return {}\n"
+# name: a file with two places; what upstream puts into the first and the carry into the second; what is
+# named; what the carry puts there that doubles nothing; what the base has in the first place.
+DOUBLED: dict[str, tuple[Callable[[str, str], str], str, str, str, str, str]] = {
+    "a function": (
+        ends, PLAIN.format(1), PLAIN.format(2), "helper", PLAIN.format(2).replace("helper", "another"), "",
+    ),
+    "a decorated function": (
+        ends, HELPER.format(1), HELPER.format(2), "helper", HELPER.format(2).replace("helper", "another"), "",
+    ),
     "a property": (
-        IN_CLASS.format("", ""),
-        IN_CLASS.format("    @property\n    def size(self):\n        return 1\n\n", ""),
-        IN_CLASS.format("", "    @property\n    def size(self):\n        return 2\n"),
-        "Cache.size",
+        IN_CLASS.format, SIZE.format(1) + "\n", SIZE.format(2), "Cache.size",
+        SIZE.format(2).replace("size", "length"), "",
     ),
-    "a constant": (MIDDLE, "LIMIT = 1\n\n\n" + MIDDLE, MIDDLE + "LIMIT = 2\n", "LIMIT"),
+    "a constant": (ends, "LIMIT = 1\n\n\n", "LIMIT = 2\n", "LIMIT", "LIMITS = 2\n", ""),
     "an attribute of a class": (
-        IN_CLASS.format("", ""),
-        IN_CLASS.format("    limit = 1\n", ""),
-        IN_CLASS.format("", "    limit: int = 2\n"),
-        "Cache.limit",
+        IN_CLASS.format, "    limit = 1\n", "    limit: int = 2\n", "Cache.limit", "    limits: int = 2\n",
+        "",
     ),
-    "a key": (TABLE.format("", ""), TABLE.format("'x': 4,", ""), TABLE.format("", "'x': 5,"), "['x']"),
-    "a member": (ENUM.format("", ""), ENUM.format("X = 4", ""), ENUM.format("", "X = 5"), "Mode.X"),
-    "a value of two members": (
-        ENUM.format("", ""),
-        ENUM.format("X = 4", ""),
-        ENUM.format("", "Y = 4"),
-        "Mode(4)",
-    ),
+    "a key": (TABLE.format, "'x': 4,", "'x': 5,", "['x']", "'y': 5,", ""),
+    "a member": (ENUM.format, "X = 4", "X = 5", "Mode.X", "Y = 5", ""),
+    "a value of two members": (ENUM.format, "X = 4", "Y = 4", "Mode(4)", "Y = 5", ""),
     "a value that upstream gave to another member": (
-        ENUM.format("OLD = 0", ""),
-        ENUM.format("OLD = 4", ""),
-        ENUM.format("OLD = 0", "Y = 4"),
-        "Mode(4)",
+        ENUM.format, "OLD = 4", "Y = 4", "Mode(4)", "Y = 5", "OLD = 0",
     ),
-}
-# name: the carry's file instead, that no longer doubles anything
-TWINS = {
-    "a function": MIDDLE + PLAIN.format(2).replace("helper", "another"),
-    "a decorated function": MIDDLE + HELPER.format(2).replace("helper", "another"),
-    "a property": IN_CLASS.format("", "    @property\n    def length(self):\n        return 2\n"),
-    "a constant": MIDDLE + "LIMITS = 2\n",
-    "an attribute of a class": IN_CLASS.format("", "    limits: int = 2\n"),
-    "a key": TABLE.format("", "'y': 5,"),
-    "a member": ENUM.format("", "Y = 5"),
-    "a value of two members": ENUM.format("", "Y = 5"),
-    "a value that upstream gave to another member": ENUM.format("OLD = 0", "Y = 5"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", DOUBLED)
 def test_what_both_sides_added_is_refused_and_its_twin_is_not(scene: Scene, case: str) -> None:
-    base, upstream, ours, name = DOUBLED[case]
-    outcome = merged(scene, {FILE: base}, {FILE: upstream}, {FILE: ours})
+    text, theirs, ours, name, twin, before = DOUBLED[case]
+    base, target = {FILE: text(before, "")}, {FILE: text(theirs, "")}
+    outcome = merged(scene, base, target, {FILE: text(before, ours)})
     assert outcome.kind is OutcomeKind.REFUSED
     assert f"{FILE} defines {name} 2 times" in outcome.detail
-    twin = merged(scene, {FILE: base}, {FILE: upstream}, {FILE: TWINS[case]})
-    assert (twin.kind, twin.hazards) == (OutcomeKind.APPLIED, ())
+    healthy = merged(scene, base, target, {FILE: text(before, twin)})
+    assert (healthy.kind, healthy.hazards) == (OutcomeKind.APPLIED, ())
 
 
 REPEATED = {

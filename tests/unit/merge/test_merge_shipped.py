@@ -1,5 +1,6 @@
 """What a git tree can say and a wheel cannot is refused by `merge`, carry by carry."""
 
+import os
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -50,6 +51,9 @@ class Requests:
         blob = self.upstream.git("hash-object", "-w", ".target")
         return ("update-index", "--add", "--cacheinfo", f"120000,{blob},{path}")
 
+    def submodule(self, path: str) -> tuple[str, ...]:
+        return ("update-index", "--add", "--cacheinfo", f"160000,{self.base},{path}")
+
 
 @pytest.fixture
 def requests(scene: Scene, upstream: UpstreamRepository) -> Requests:
@@ -63,6 +67,9 @@ def refused(outcome: Outcome) -> str:
     return outcome.detail
 
 
+EDIT = {CODE: b"a = 5\n\n\nb = 2\n"}
+
+
 @pytest.mark.parametrize("path", ["vllm/new.json", CODE, "csrc/x.cu", "vllm/tests/x.py", "vllm/README.md"])
 def test_a_link_that_is_added_or_made(requests: Requests, path: str) -> None:
     told = refused(requests.outcome(requests.link(path, "table.json")))
@@ -70,61 +77,55 @@ def test_a_link_that_is_added_or_made(requests: Requests, path: str) -> None:
     assert "The carry has to change" in told
 
 
-def test_a_link_outside_of_what_is_shipped_harms_nothing(requests: Requests) -> None:
-    edit = {CODE: b"a = 5\n\n\nb = 2\n"}
-    outcome = requests.outcome(requests.link("docs/link.md", "page.md"), files=edit)
+def test_links_outside_of_what_is_shipped_and_upstreams_own_harm_nothing(requests: Requests) -> None:
+    outcome = requests.outcome(requests.link("docs/link.md", "page.md"), files=EDIT)
     assert outcome.kind is OutcomeKind.APPLIED
-
-
-def test_a_link_that_upstream_has_is_not_the_carrys(requests: Requests) -> None:
-    edit = {CODE: b"a = 5\n\n\nb = 2\n"}
+    requests.upstream.git("checkout", "--quiet", "--detach", requests.base)
     requests.upstream.git(*requests.link("vllm/link.py", "cache.py"))
     requests.upstream.git("commit", "--quiet", "-m", "link")
     requests.base = requests.upstream.git("rev-parse", "HEAD")
-    assert requests.outcome(files=edit).kind is OutcomeKind.APPLIED
+    assert requests.outcome(files=EDIT).kind is OutcomeKind.APPLIED
 
 
 @pytest.mark.parametrize("path", ["vllm/third_party/sub", "third_party/sub"])
 def test_a_submodule_wherever_it_is(requests: Requests, path: str) -> None:
-    command = ("update-index", "--add", "--cacheinfo", f"160000,{requests.base},{path}")
-    assert f"{path} is a submodule" in refused(requests.outcome(command))
+    assert f"{path} is a submodule" in refused(requests.outcome(requests.submodule(path)))
 
 
 def test_a_submodule_that_conflicts(requests: Requests) -> None:
     requests.scene.target = {**START, CODE: "a = 9\n\n\nb = 2\n"}
-    outcome = requests.outcome(("update-index", "--cacheinfo", f"160000,{requests.base},{CODE}"))
-    assert outcome.kind is OutcomeKind.CONFLICT
-
-
-def test_a_mode_alone_changes_no_wheel(requests: Requests) -> None:
-    told = refused(requests.outcome(("update-index", "--chmod=+x", CODE)))
-    assert f"nothing but the modes of {CODE}" in told
-
-
-@pytest.mark.parametrize("path", [CODE, "vllm/new.py"])
-def test_a_mode_beside_an_edit_is_named(requests: Requests, path: str) -> None:
-    outcome = requests.outcome(("update-index", "--chmod=+x", path), files={path: b"a = 5\n\n\nb = 2\n"})
-    assert outcome.kind is OutcomeKind.APPLIED
-    assert [(one.kind, one.path, one.name) for one in outcome.hazards] == [("mode", path, "executable")]
-
-
-def test_a_mode_of_what_is_not_shipped_is_no_matter(requests: Requests) -> None:
-    files = {CODE: b"a = 5\n\n\nb = 2\n", "tools/run.sh": b"true\n"}
-    outcome = requests.outcome(("update-index", "--chmod=+x", "tools/run.sh"), files=files)
-    assert (outcome.kind, outcome.hazards) == (OutcomeKind.APPLIED, ())
+    assert requests.outcome(requests.submodule(CODE)).kind is OutcomeKind.CONFLICT
 
 
 @pytest.mark.parametrize(
-    ("name", "because"),
+    ("path", "files", "named"),
     [
-        (b"vllm/caf\xe9.py", "is not UTF-8"),
-        (b"vllm/a\nb.py", "holds control characters"),
-        ("vllm/a\u200bb.py".encode(), "U+200B"),
-        (b"vllm/a\\b.py", "backslash"),
+        (CODE, EDIT, [("mode", CODE, "executable")]),
+        ("vllm/new.py", {"vllm/new.py": b"a = 5\n"}, [("mode", "vllm/new.py", "executable")]),
+        ("tools/run.sh", {**EDIT, "tools/run.sh": b"true\n"}, []),  # which is not shipped
     ],
 )
-def test_a_name_that_no_wheel_holds(requests: Requests, name: bytes, because: str) -> None:
-    told = refused(requests.outcome(files={name.decode(errors="surrogateescape"): b"x = 1\n"}))
+def test_a_mode_beside_an_edit_is_named_where_it_is_shipped(requests, path, files, named):
+    outcome = requests.outcome(("update-index", "--chmod=+x", path), files=files)
+    assert outcome.kind is OutcomeKind.APPLIED
+    assert [(one.kind, one.path, one.name) for one in outcome.hazards] == named
+
+
+@pytest.mark.parametrize(
+    ("commands", "files", "because"),
+    [
+        ([("update-index", "--chmod=+x", CODE)], {}, f"nothing but the modes of {CODE}"),
+        ([], {}, "changes nothing"),
+        ([], {CODE: b"a = 1\n# caf\xe9\n"}, f"{CODE} is not UTF-8: line 2 has the byte 0xe9"),
+        ([], {b"vllm/caf\xe9.py": b"x = 1\n"}, "is not UTF-8"),
+        ([], {b"vllm/a\nb.py": b"x = 1\n"}, "holds control characters"),
+        ([], {"vllm/a\u200bb.py".encode(): b"x = 1\n"}, "U+200B"),
+        ([], {b"vllm/a\\b.py": b"x = 1\n"}, "backslash"),
+    ],
+)
+def test_what_no_wheel_holds_is_refused(requests, commands, files, because):
+    named = {os.fsdecode(name): data for name, data in files.items()}
+    told = refused(requests.outcome(*commands, files=named))
     assert because in told
     assert ("control" in because) is ("control" in told)
 
@@ -143,31 +144,20 @@ def test_a_file_that_no_audit_reads(requests: Requests, path: str, size: int, li
     assert requests.outcome(files={path: b"#" * size}).kind is OutcomeKind.APPLIED
 
 
-def test_python_that_is_not_utf_8(requests: Requests) -> None:
-    told = refused(requests.outcome(files={CODE: b"a = 1\n# caf\xe9\n"}))
-    assert f"{CODE} is not UTF-8: line 2 has the byte 0xe9" in told
+CRLF = (
+    f"{CODE}; the line ends of {CODE} differ: the carry was written for LF, the carry has LF, it meets CRLF"
+)
 
 
-def test_a_request_that_changes_nothing(requests: Requests) -> None:
-    assert "changes nothing" in refused(requests.outcome())
-
-
-class TestLineEnds:
-    """Where upstream turned a file to CRLF, each line of it conflicts, and the reason is told."""
-
-    def test_as_the_cause_of_a_conflict(self, scene: Scene) -> None:
-        scene.base, scene.target = {CODE: START[CODE]}, {CODE: START[CODE].replace("\n", "\r\n")}
-        scene.add("fix", {CODE: START[CODE].replace("a = 1", "a = 5")})
-        (outcome,) = scene.merge().outcomes
-        assert outcome.kind is OutcomeKind.CONFLICT
-        assert f"the line ends of {CODE} differ" in outcome.detail
-        assert "the carry has LF, it meets CRLF" in outcome.detail
-
-    def test_not_of_another_conflict(self, scene: Scene) -> None:
-        scene.base, scene.target = {CODE: START[CODE]}, {CODE: START[CODE].replace("a = 1", "a = 9")}
-        scene.add("fix", {CODE: START[CODE].replace("a = 1", "a = 5")})
-        (outcome,) = scene.merge().outcomes
-        assert (outcome.kind, outcome.detail) == (OutcomeKind.CONFLICT, CODE)
+@pytest.mark.parametrize(
+    ("theirs", "told"),
+    [(START[CODE].replace("\n", "\r\n"), CRLF), (START[CODE].replace("a = 1", "a = 9"), CODE)],
+)
+def test_line_ends_are_told_as_the_cause_of_a_conflict_and_not_of_another(scene, theirs, told):
+    scene.base, scene.target = {CODE: START[CODE]}, {CODE: theirs}
+    scene.add("fix", {CODE: START[CODE].replace("a = 1", "a = 5")})
+    (outcome,) = scene.merge().outcomes
+    assert (outcome.kind, outcome.detail) == (OutcomeKind.CONFLICT, told)
 
 
 def test_the_links_that_a_job_changes_are_told_to_the_audit(repository: Repository) -> None:

@@ -16,9 +16,11 @@ import wheelkit
 from audit_case import BIG, CHANGES, INFO, OURS, Case, Files, edit, failed, make_case, put, swap, verdicts
 
 from sparkwright.base.errors import AuditError
+from sparkwright.lock.model import Lock
 from sparkwright.native.model import Extension
 from sparkwright.wheel.assemble import BinarySource, assemble
 from sparkwright.wheel.audit import CHECKS, audit
+from sparkwright.wheel.binaries import Expectation
 from sparkwright.wheel.native_checks import NATIVE_CHECKS
 from sparkwright.wheel.recorded import read_record
 from sparkwright.wheel.survey import floor_of
@@ -178,6 +180,10 @@ FAULTS: dict[str, tuple[Callable[[Files], object], set[str]]] = {
         swap(METADATA, b"torch==2.11.0", b'torch==2.11.0; python_version > "3.11"'), {"torch-pinned", EXACT},
     ),
     "no torch": (swap(METADATA, b"Requires-Dist: torch==2.11.0\n", b""), {"torch-pinned", EXACT}),
+    "our record stripped": (
+        lambda files: [files.pop(name) for name in list(files) if "/sparkwright/" in name],
+        {"upstream-digest"},
+    ),
     "a malformed requirement": (swap(METADATA, b"regex", b"=="), {"torch-pinned", EXACT}),
 }  # fmt: skip
 
@@ -211,27 +217,30 @@ def test_headings_and_arrows_are_no_conflicts(case: Case, innocent: bytes, tmp_p
 
 RECORD = f"{INFO}/RECORD"
 OTHER_CORE = CHANGES["vllm/core.py"].replace(b"2", b"3")
-RECORD_FAULTS: dict[str, Callable[[Files], object]] = {
-    "a member that is not listed": lambda files: files.update({"vllm/configs/z.json": b"1"}),
-    "a line for nothing": swap(RECORD, b"vllm/core.py,", b"vllm/gone.py,sha256=x,1\nvllm/core.py,"),
-    "a wrong digest": swap(RECORD, b"vllm/core.py,sha256=", b"vllm/core.py,sha256=A"),
-    "another member's digest": lambda files: files.update({"vllm/core.py": OTHER_CORE}),
-    "a wrong size": swap(RECORD, f",{len(CHANGES['vllm/config/new.py'])}\n".encode(), b",9999\n"),
-    "no digest": lambda files: files.update(
-        {RECORD: re.sub(rb"(?m)^vllm/core.py,.*$", b"vllm/core.py,,", files[RECORD])}
+# Changes of members or of RECORD, which is not made to fit, and the checks that fail beside RECORD's own.
+RECORD_FAULTS: dict[str, tuple[Callable[[Files], object], set[str]]] = {
+    "a member that is not listed": (put("vllm/configs/z.json", b"1"), {EXACT}),
+    "a line for nothing": (
+        swap(RECORD, b"vllm/core.py,", b"vllm/gone.py,sha256=x,1\nvllm/core.py,"), set(),
     ),
-    "a digest of itself": swap(RECORD, b"RECORD,,", b"RECORD,sha256=abc,3"),
-    "not CSV": put(RECORD, b"hello\n"),
-    "none": lambda files: files.pop(RECORD),
+    "a wrong digest": (swap(RECORD, b"vllm/core.py,sha256=", b"vllm/core.py,sha256=A"), set()),
+    "another member's digest": (put("vllm/core.py", OTHER_CORE), {EXACT}),
+    "a wrong size": (swap(RECORD, f",{len(CHANGES['vllm/config/new.py'])}\n".encode(), b",9999\n"), set()),
+    "no digest": (
+        lambda files: put(RECORD, re.sub(rb"(?m)^vllm/core.py,.*$", b"vllm/core.py,,", files[RECORD]))(files),
+        set(),
+    ),
+    "a digest of itself": (swap(RECORD, b"RECORD,,", b"RECORD,sha256=abc,3"), set()),
+    "not CSV": (put(RECORD, b"hello\n"), set()),
+    "none": (lambda files: files.pop(RECORD), set()),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", RECORD_FAULTS)
 def test_a_record_that_lies_is_found(case: Case, fault: str, tmp_path: Path) -> None:
-    spoilt = wheelkit.spoil(case.wheel, tmp_path, RECORD_FAULTS[fault], record=False)
-    found = failed(spoilt, case.expectation)
-    also = {EXACT} if "member" in fault or fault == "another member's digest" else set()
-    assert found == {"record-complete"} | also
+    change, also = RECORD_FAULTS[fault]
+    spoilt = wheelkit.spoil(case.wheel, tmp_path, change, record=False)
+    assert failed(spoilt, case.expectation) == {"record-complete"} | also
 
 
 @pytest.mark.parametrize("member", ["vllm/core.py", BIG])
@@ -267,21 +276,39 @@ def test_a_wheel_named_for_another_platform_or_version_is_found(case: Case, tmp_
     assert "versions-agree" in failed(release, case.expectation)
 
 
-def test_a_version_that_was_not_expected_is_found(case: Case) -> None:
-    assert failed(case.wheel, replace(case.expectation, version="0.24.0+spark.2")) == {"versions-agree"}
+def with_release(lock: Lock, **fields: str) -> Lock:
+    return msgspec.structs.replace(lock, release=msgspec.structs.replace(lock.release, **fields))
 
 
-def test_another_release_than_the_locks_is_found(case: Case) -> None:
-    from msgspec.structs import replace as changed
-
-    lock = case.expectation.lock
-    lock = changed(lock, release=changed(lock.release, version="0.24.1"))
-    assert failed(case.wheel, replace(case.expectation, lock=lock)) == {"versions-agree", BILL}
+def _changes(path: str) -> Callable[[Expectation], Expectation]:
+    return lambda held: replace(held, changes={**CHANGES, path: b"new"})
 
 
-def test_native_inputs_in_the_merge_are_found(case: Case) -> None:
-    changes = {**CHANGES, "csrc/ops.cu": b"new"}
-    assert failed(case.wheel, replace(case.expectation, changes=changes)) == {"native-inputs-unchanged"}
+def _another_upstream(held: Expectation) -> Expectation:
+    return replace(held, artifact=msgspec.structs.replace(held.artifact, sha256="0" * 64))
+
+
+# What a healthy wheel is held against instead, and the checks that have to fail.
+EXPECTATIONS: dict[str, tuple[Callable[[Expectation], Expectation], set[str]]] = {
+    "another version": (lambda held: replace(held, version="0.24.0+spark.2"), {"versions-agree"}),
+    "another release": (
+        lambda held: replace(held, lock=with_release(held.lock, version="0.24.1")), {"versions-agree", BILL},
+    ),
+    "native inputs in the merge": (_changes("csrc/ops.cu"), {"native-inputs-unchanged"}),
+    "metadata inputs in the merge": (_changes("requirements/common.txt"), {EXACT}),
+    "another upstream wheel": (_another_upstream, {"upstream-digest"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("held", EXPECTATIONS)
+def test_a_wheel_of_something_else_is_found(case: Case, held: str) -> None:
+    change, expected = EXPECTATIONS[held]
+    assert failed(case.wheel, change(case.expectation)) == expected
+
+
+def test_an_upstream_wheel_that_the_lock_does_not_name_is_found(case: Case) -> None:
+    stock = replace(_another_upstream(case.expectation), version=None)
+    assert failed(case.expectation.upstream_wheel, stock) == {"upstream-digest"}
 
 
 def test_native_inputs_are_fine_with_binaries_from_elsewhere(case: Case, tmp_path: Path) -> None:
@@ -317,28 +344,6 @@ def test_native_inputs_are_fine_with_binaries_from_elsewhere(case: Case, tmp_pat
         assert BIG in report.failures[0].detail
 
 
-def test_metadata_inputs_in_the_merge_are_found(case: Case) -> None:
-    changes = {**CHANGES, "requirements/common.txt": b"new"}
-    assert failed(case.wheel, replace(case.expectation, changes=changes)) == {EXACT}
-
-
-def test_another_upstream_wheel_is_found(case: Case) -> None:
-    from msgspec.structs import replace as changed
-
-    artifact = changed(case.expectation.artifact, sha256="0" * 64)
-    assert failed(case.wheel, replace(case.expectation, artifact=artifact)) == {"upstream-digest"}
-    stock = replace(case.expectation, artifact=artifact, version=None)
-    assert failed(case.expectation.upstream_wheel, stock) == {"upstream-digest"}
-
-
-def test_a_wheel_stripped_of_our_record_is_not_upstreams(case: Case, tmp_path: Path) -> None:
-    def strip(files: Files) -> None:
-        for name in [name for name in files if "/sparkwright/" in name]:
-            del files[name]
-
-    assert failed(wheelkit.spoil(case.wheel, tmp_path, strip), case.expectation) == {"upstream-digest"}
-
-
 def test_a_lost_executable_bit_is_found(case: Case, tmp_path: Path) -> None:
     spoilt = wheelkit.pack(tmp_path / case.wheel.name, wheelkit.unpack(case.wheel), executable=())
     report = audit(spoilt, case.expectation)
@@ -349,10 +354,7 @@ def test_a_lost_executable_bit_is_found(case: Case, tmp_path: Path) -> None:
 
 def test_the_floor_decides_what_compiles(case: Case, tmp_path: Path) -> None:
     spoilt = wheelkit.spoil(case.wheel, tmp_path, put("vllm/config/cache.py", b"type A = int\n"))
-    lock = case.expectation.lock
-    newer = msgspec.structs.replace(
-        lock, release=msgspec.structs.replace(lock.release, requires_python=">=3.12")
-    )
+    newer = with_release(case.expectation.lock, requires_python=">=3.12")
     assert failed(spoilt, replace(case.expectation, lock=newer)) == {EXACT}
 
 

@@ -133,89 +133,62 @@ def rebuilt(case: Case, tmp_path: Path, binary: Path, **record: Any) -> Path:
     return assemble(plan, tmp_path / "dist").path
 
 
-FLAGS: dict[str, tuple[tuple[str, ...], str, str]] = {
-    "a folder of the builder": (("-Wl,-rpath,/home/me/build",), "needed-libraries", "/home/me/build"),
-    "a folder above": (("-Wl,-rpath,$ORIGIN:../lib",), "needed-libraries", "../lib"),
-    "the current folder": (("-Wl,-rpath,/a:",), "needed-libraries", "current folder"),
-    "a folder beside, by its name": (("-Wl,-rpath,$ORIGINAL/lib",), "needed-libraries", "$ORIGINAL"),
-}
+NEEDED, KERNELS_CHECK, MISSING = "needed-libraries", "kernels-native", "void cuInit(void), missing(void);"
+# What `_C` is made with, the check that has to fail, and what it tells.
+BINARIES: dict[str, tuple[dict[str, Any], str, str]] = {
+    "paths beside it": ({"flags": ["-Wl,-rpath,$ORIGIN:$ORIGIN/../torch/lib"]}, "", ""),
+    "a folder of the builder": ({"flags": ["-Wl,-rpath,/home/me/build"]}, NEEDED, "/home/me/build"),
+    "a folder above": ({"flags": ["-Wl,-rpath,$ORIGIN:../lib"]}, NEEDED, "../lib"),
+    "the current folder": ({"flags": ["-Wl,-rpath,/a:"]}, NEEDED, "current folder"),
+    "a folder beside, by its name": ({"flags": ["-Wl,-rpath,$ORIGINAL/lib"]}, NEEDED, "$ORIGINAL"),
+    "a library that nothing brings": ({"flags": ["libodd.so.1"]}, NEEDED, f"{C} needs libodd.so.1,"),
+    "a symbol that nobody defines": (
+        {"body": f"{MISSING} void g(void) {{ missing(); }}"}, "symbols-resolve", f"{C}: missing ",
+    ),
+    "a cubin too few": ({"images": IMAGES[1:]}, KERNELS_CHECK, ""),
+    "lowered in silence": ({"images": [("sm_120", ["gemm", "norm"]), *IMAGES[1:]]}, KERNELS_CHECK, ""),
+    "no PTX": ({"images": IMAGES[:2]}, KERNELS_CHECK, ""),
+    "another's PTX": ({"images": [*IMAGES[:2], ("compute_90", ["old"])]}, KERNELS_CHECK, ""),
+    "one more cubin": ({"images": [*IMAGES, ("sm_80", ["old"])]}, KERNELS_CHECK, ""),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", FLAGS)
-def test_a_path_that_leads_elsewhere(case: Case, tmp_path: Path, fault: str) -> None:
-    flags, check, told = FLAGS[fault]
-    found = failed(rebuilt(case, tmp_path, extension(tmp_path / "x.so", *flags)), case.expectation)
-    assert set(found) == {check}
-    assert told in found[check]
-
-
-def test_paths_beside_the_binary_are_fine(case: Case, tmp_path: Path) -> None:
-    binary = extension(tmp_path / "x.so", "-Wl,-rpath,$ORIGIN:$ORIGIN/../torch/lib")
-    assert failed(rebuilt(case, tmp_path, binary), case.expectation) == {}
-
-
-def test_a_symbol_that_nobody_defines(case: Case, tmp_path: Path) -> None:
-    binary = extension(
-        tmp_path / "x.so", body="void cuInit(void), missing(void); void g(void) { missing(); }"
-    )
-    found = failed(rebuilt(case, tmp_path, binary), case.expectation)
-    assert list(found) == ["symbols-resolve"]
-    assert found["symbols-resolve"].startswith(f"{C}: missing ")
-
-
-def test_a_library_that_nothing_brings(case: Case, tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", BINARIES)
+def test_what_is_wrong_with_a_compiled_binary_is_found(case: Case, tmp_path: Path, fault: str) -> None:
+    made, check, told = BINARIES[fault]
     strange = elfkit.shared(tmp_path / "libodd.so.1", "int odd;", "-Wl,-soname,libodd.so.1")
-    found = failed(rebuilt(case, tmp_path, extension(tmp_path / "x.so", strange)), case.expectation)
-    assert list(found) == ["needed-libraries"]
-    assert found["needed-libraries"].startswith(f"{C} needs libodd.so.1,")
+    options = {name: value for name, value in made.items() if name != "flags"}
+    flags = [strange if flag == strange.name else flag for flag in made.get("flags", [])]
+    binary = extension(tmp_path / "x.so", *flags, **options)
+    found = failed(rebuilt(case, tmp_path, binary), case.expectation)
+    assert list(found) == ([check] if check else [])
+    assert not check or told in found[check]
 
 
-COUNTS: dict[str, tuple[Any, set[str]]] = {
-    "a cubin too few": ([*IMAGES[1:]], {"kernels-native"}),
-    "lowered in silence": ([("sm_120", ["gemm", "norm"]), *IMAGES[1:]], {"kernels-native"}),
-    "no PTX": (IMAGES[:2], {"kernels-native"}),
-    "another's PTX": ([*IMAGES[:2], ("compute_90", ["old"])], {"kernels-native"}),
-    "one more cubin": ([*IMAGES, ("sm_80", ["old"])], {"kernels-native"}),
-}
-
-
-@pytest.mark.parametrize("fault", COUNTS)
-def test_device_code_that_was_not_asked_for(case: Case, tmp_path: Path, fault: str) -> None:
-    images, expected = COUNTS[fault]
-    binary = extension(tmp_path / "x.so", images=images)
-    assert set(failed(rebuilt(case, tmp_path, binary), case.expectation)) == expected
+def with_table(case: Case, measured: str = "", **binaries: Binary) -> Expectation:
+    """What the wheel is held against, with another table of binaries in the lock."""
+    lock = case.expectation.lock
+    assert lock.native is not None
+    native = changed(lock.native, binaries=binaries, measured=measured)
+    return replace(case.expectation, lock=changed(lock, native=native))
 
 
 def test_the_locks_table_is_held_against_what_was_asked_and_got(case: Case, tmp_path: Path) -> None:
     binary = extension(tmp_path / "x.so", images=IMAGES[:2])
     wheel = rebuilt(case, tmp_path, binary, asked={"sm_121a": 2})
     assert set(failed(wheel, case.expectation)) == {"kernels-native"}, "the table has PTX"
-    lock = case.expectation.lock
-    assert lock.native is not None
-
-    def with_table(**binaries: Binary) -> Expectation:
-        native = changed(lock.native, binaries={SPIN: Binary(), **binaries})
-        return replace(case.expectation, lock=changed(lock, native=native))
-
-    exact = Binary(cubins={"sm_121a": 2})
-    assert failed(wheel, with_table(**{C: exact})) == {}
-    assert "does not have" in failed(wheel, with_table())["kernels-native"]
+    spin = {SPIN: Binary()}
+    assert failed(wheel, with_table(case, **spin, **{C: Binary(cubins={"sm_121a": 2})})) == {}
+    assert "does not have" in failed(wheel, with_table(case, **spin))["kernels-native"]
     unexplained = Binary(cubins={"sm_121a": 2}, ptx={"compute_80": 1})
-    found = failed(case.wheel, with_table(**{C: unexplained}))
+    found = failed(case.wheel, with_table(case, **spin, **{C: unexplained}))
     assert found == {"kernels-native": f"1 kernels of {C} are for compute_80: old"}
 
 
 def test_a_table_that_was_measured_on_another_release_gives_reasons_alone(case: Case) -> None:
-    lock = case.expectation.lock
-    assert lock.native is not None
-
-    def with_table(**binaries: Binary) -> Expectation:
-        native = changed(lock.native, binaries=binaries, measured="0.23.0")
-        return replace(case.expectation, lock=changed(lock, native=native))
-
     explained = Binary(cubins={"sm_121a": 77}, why="the old one is for what no newer kernel does")
-    assert failed(case.wheel, with_table(**{C: explained})) == {}
-    found = failed(case.wheel, with_table())
+    assert failed(case.wheel, with_table(case, "0.23.0", **{C: explained})) == {}
+    found = failed(case.wheel, with_table(case, "0.23.0"))
     assert found == {"kernels-native": f"1 kernels of {C} are for compute_80: old"}
 
 
