@@ -361,47 +361,30 @@ def test_one_stop_is_given_time_to_help(driver, tmp_path, heard, settle_s, stopp
 # The compile driver interrupted, killed and starved of disk: nothing runs on, what was done is kept
 
 
-HEAD = """
-import os, sys, time
-from pathlib import Path
-from typing import Any
-from sparkwright.base.errors import SparkwrightError
-from sparkwright.native.compile import CompileJob, run_jobs
-from sparkwright.base.machine import Pressure, MachineSnapshot
-from sparkwright.native.model import Cost
-from sparkwright.native.schedule import JobLimits
-
-folder = Path(sys.argv[1])
-disk = Path(sys.argv[2]) if len(sys.argv) > 2 else folder
-room = MachineSnapshot(cores=2, total_mib=9999, available_mib=9999, pressure=Pressure())
-
-def job(name, seconds, script):
-    output = disk / f"{name}.o"
-    argv = (sys.executable, "-c", script, str(output))
-    env = {"PATH": os.environ["PATH"]}
-    return CompileJob(name, argv, folder, env, output, folder / f"{name}.log", Cost(seconds=seconds, mib=1))
-
-def keep(finished):
-    kept = folder / "kept" / finished.job.name
-    kept.parent.mkdir(exist_ok=True)
-    finished.job.output.rename(kept)
-
-def build(*jobs, **options):
-    return run_jobs(jobs, on_done=keep, limits=JobLimits(2, 0), machine=lambda: room, nice=0, **options)
-"""
-
 # Two quick units, then two that start a child and go on without end, then one that never has its turn.
 ENDLESS = """
-WRITE = "import sys; open(sys.argv[1], 'w').write('object')"
+import sys
+from pathlib import Path
+sys.path[:0] = sys.argv[2:]
+from test_native_compile import ROOMY, WRITE, JobLimits, make_job, run_jobs
+
+folder = Path(sys.argv[1])
 CHILD = "import os, time; open('pids', 'a').write(f'{os.getpid()} '); time.sleep(600)"
 FOREVER = (
     "import os, subprocess, sys, time\\nopen(sys.argv[1], 'w').write('part')\\n"
     "open('pids', 'a').write(f'{os.getpid()} ')\\n"
     f"subprocess.run([sys.executable, '-c', {CHILD!r}])"
 )
+
+def keep(finished):
+    kept = folder / "kept" / finished.job.name
+    kept.parent.mkdir(exist_ok=True)
+    finished.job.output.rename(kept)
+
 try:
     scripts = {"a": WRITE, "b": WRITE, "c": FOREVER, "d": FOREVER, "e": WRITE}
-    build(*(job(name, 9 - n, script) for n, (name, script) in enumerate(scripts.items())))
+    jobs = [make_job(folder, name, script, seconds=9 - n) for n, (name, script) in enumerate(scripts.items())]
+    run_jobs(jobs, on_done=keep, limits=JobLimits(2, 0), machine=lambda: ROOMY, nice=0)
 except KeyboardInterrupt:
     print("interrupted")
 """
@@ -419,7 +402,8 @@ def pids(folder: Path) -> list[int]:
 
 
 def begin(folder: Path) -> tuple[subprocess.Popen[str], list[int]]:
-    build = python(HEAD + ENDLESS, folder)
+    here = Path(__file__)
+    build = python(ENDLESS, folder, here.parent, here.parents[2] / "support")
     running = [*pids(folder), *(child.pid for child in psutil.Process(build.pid).children())]
     assert len(running) == 6
     assert not any(map(ended, running))
@@ -432,9 +416,9 @@ def test_an_interrupt_kills_every_compiler_and_leaves_no_part(tmp_path: Path) ->
     build.send_signal(signal.SIGINT)
     assert finish(build) == "interrupted\n"
     assert all(map(ended, running)), "gone before the build says so"
-    assert list(tmp_path.glob("*.o")) == []
+    assert list(tmp_path.rglob("*.o")) == []
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["a", "b"]
-    assert not (tmp_path / "e.log").exists()
+    assert not (tmp_path / "logs" / "e.log").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
@@ -444,4 +428,4 @@ def test_killed_it_takes_every_compiler_along_and_loses_only_what_ran(tmp_path: 
     assert all(map(ended, running))
     assert sorted(path.name for path in (tmp_path / "kept").iterdir()) == ["a", "b"]
     time.sleep(0.2)
-    assert not (tmp_path / "e.log").exists(), "nothing goes on"
+    assert not (tmp_path / "logs" / "e.log").exists(), "nothing goes on"

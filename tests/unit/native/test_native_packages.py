@@ -5,13 +5,13 @@ import io
 import os
 import stat
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
 from http_index import Fault
-from kit import finish, python
 from native_kit import PROGRAM, Member, make_wheel, offer, tree_of
-from upstream_kit import make_access, offline
+from upstream_kit import offline
 
 from sparkwright.base.errors import ArchiveError, DigestError, FetchError, NotInStoreError
 from sparkwright.native.packages import find_package, unpack_package
@@ -103,8 +103,7 @@ def test_a_server_that_sends_whole_files_only(access, index, heard):
 
 
 @pytest.mark.parametrize("drop", [0, 10, 70_000])
-def test_a_transfer_that_breaks_off_goes_on(tmp_path, index, drop):
-    access = make_access(tmp_path / "home", index.url)
+def test_a_transfer_that_breaks_off_goes_on(access, index, drop):
     access = dataclasses.replace(access, settings=dataclasses.replace(access.settings, attempts=3))
     large = {"inc/large.h": Member(os.urandom(1 << 18))}
     package = offer(
@@ -112,7 +111,6 @@ def test_a_transfer_that_breaks_off_goes_on(tmp_path, index, drop):
     )
     index.faults = [Fault(), Fault(drop_after=drop), Fault(drop_after=drop)]
     assert listing(unpack_package(access, package)) == expected(large)
-    access.repository.close()
 
 
 def test_a_transfer_that_never_gets_on_is_given_up(access, index):
@@ -201,25 +199,10 @@ def test_without_a_network(access, index):
         assert unpack_package(offline(access), each) == folder
 
 
-TWO = """
-import sys
-from pathlib import Path
-from sparkwright.lock.model import Package
-from sparkwright.native.packages import unpack_package
-from sparkwright.store.paths import open_store
-from sparkwright.upstream.releases import Access
-from sparkwright.upstream.network import IndexSettings
-home, url, name, sha256, size = sys.argv[1:]
-access = Access(open_store(Path(home)), None, IndexSettings(index_url=url))
-print(unpack_package(access, Package(filename=name, sha256=sha256, size=int(size))))
-"""
-
-
-def test_two_runs_at_once_fetch_once(tmp_path, index):
-    package = offer(index, NAME, make_wheel(FILES))
+def test_two_runs_at_once_fetch_once(access, index):
+    package = partial(index)
     index.faults = [Fault(pause_s=0.05)]
-    words = (tmp_path / "home", index.url, NAME, package.sha256, package.size)
-    running = [python(TWO, *words) for _ in range(2)]
-    one, two = (finish(process) for process in running)
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.map(lambda _: unpack_package(access, package), range(2))
     assert one == two
-    assert len(index.downloads) == 1
+    assert len(index.downloads) == 2  # as one run alone

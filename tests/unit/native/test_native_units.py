@@ -3,12 +3,13 @@
 import json
 import subprocess
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kit import Recorder, finish, python
+from kit import Recorder
 from unit_kit import COST, FILES, SOURCE, Project, make_toolchain
 
 from sparkwright.base.digests import sha256_bytes
@@ -353,41 +354,15 @@ def test_what_is_no_whole_rule_names_nothing(text: str) -> None:
     assert parse_depfile(text) == ()
 
 
-RECORD = """
-import sys, time
-from pathlib import Path
-sys.path.insert(0, sys.argv[1])
-from unit_kit import FILES, Project, make_toolchain
-from sparkwright.store.paths import Store
-home, place, first = Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
-toolchain, made = make_toolchain(place), []
-for number in range(first, first + 4):
-    project = Project(place / str(number), toolchain, {**FILES, "source/csrc/ops.h": f"#define OPS {number}"})
-    project.object.write_bytes(b"%d" % number)
-    project.depfile.write_text(f"o: {project.work}/source/csrc/ops.c {project.work}/source/csrc/ops.h")
-    made.append(project)
-print("ready", flush=True); sys.stdin.readline()
-for project in made:
-    assert project.record(Store(home))
-"""
-
-
 def test_builds_at_once_lose_none_of_each_others_states(store, tmp_path, toolchain):
-    kit = Path(__file__).parents[2] / "support"
-    processes = [
-        python(RECORD, kit, store.home, tmp_path / f"place{first}", first, stdin=True)
-        for first in range(0, 16, 4)
-    ]
-    for process in processes:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "ready\n"
-    for process in processes:
-        assert process.stdin is not None
-        process.stdin.write("go\n")
-        process.stdin.flush()
-    for process in processes:
-        finish(process)
+    projects = []
     for number in range(16):
         texts = {**FILES, "source/csrc/ops.h": f"#define OPS {number}"}
-        project = Project(tmp_path / "look" / str(number), toolchain, texts)
-        assert project.find(store) == sha256_bytes(b"%d" % number)
+        project = Project(tmp_path / str(number), toolchain, texts)
+        project.object.write_bytes(b"%d" % number)
+        project.depfile.write_text(f"o: {project.work}/{SOURCE} {project.work}/source/csrc/ops.h")
+        projects.append(project)
+    with ThreadPoolExecutor(4) as pool:
+        kept = list(pool.map(lambda project: project.record(Store(store.home)), projects))
+    assert kept == [sha256_bytes(b"%d" % number) for number in range(16)]
+    assert [project.find(store) for project in projects] == kept

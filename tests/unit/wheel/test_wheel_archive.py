@@ -150,33 +150,37 @@ def spoilt(archive_comment: bytes = b"", **fields: Any) -> bytes:
 
 RENAMED = wheelkit.unicode_path(FIRST, "zz_evil.pth")
 FOLDER = replace(FIRST, name=b"first/", mode=0o40755, dos=0x10)
-# What `spoilt` is given: healthy, and one thing wrong each.
-STRUCTURES: dict[str, dict[str, Any]] = {
-    "a comment": {"archive_comment": b"PK" * 700},
-    "a member's comment": {"comment": b"hello"},
-    "a new name in both extra fields": {"extra": RENAMED, "local_extra": RENAMED},
-    "a new name in the central extra field": {"extra": RENAMED},
-    "a new name in the local extra field": {"local_extra": RENAMED},
-    "a time in an extra field": {"extra": b"UT\5\0\1abcd"},
-    "a rest of an extra field": {"extra": b"x"},
-    "bytes between members": {"gap": b"x"},
-    "a folder with content": {**vars(FOLDER)},
-    "a folder with hidden content": {**vars(FOLDER), "size": 0, "crc": 0},
-    "a file that is a folder elsewhere": {"dos": 0x10},
-    "setuid": {"mode": 0o104755},
-    "writable by all": {"mode": 0o100666},
-    "a device": {"mode": 0o020644},
-    "headers that are masked": {"flags": 1 << 13},
-}
+# What `spoilt` is given, one thing wrong each, and the reason of the refusal.
+STRUCTURES: dict[str, tuple[dict[str, Any], str]] = {
+    "a comment": ({"archive_comment": b"PK" * 700}, "it has a comment"),
+    "a member's comment": ({"comment": b"hello"}, "first has an extra field"),
+    "a new name in both extra fields": (
+        {"extra": RENAMED, "local_extra": RENAMED}, "first has an extra field",
+    ),
+    "a new name in the central extra field": ({"extra": RENAMED}, "first has an extra field"),
+    "a new name in the local extra field": ({"local_extra": RENAMED}, "first has an extra field"),
+    "a time in an extra field": ({"extra": b"UT\5\0\1abcd"}, "first has an extra field"),
+    "a rest of an extra field": ({"extra": b"x"}, "first has an extra field"),
+    "bytes between members": ({"gap": b"x"}, "bytes before other"),
+    "a folder with content": ({**vars(FOLDER)}, "the folder first/ has content"),
+    "a folder with hidden content": ({**vars(FOLDER), "size": 0, "crc": 0}, "the folder first/ has content"),
+    "a file that is a folder elsewhere": ({"dos": 0x10}, "neither a file nor a folder"),
+    "setuid": ({"mode": 0o104755}, "first has the mode"),
+    "writable by all": ({"mode": 0o100666}, "first has the mode"),
+    "a device": ({"mode": 0o020644}, "neither a file nor a folder"),
+    "headers that are masked": ({"flags": 1 << 13}, "first has flags"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_what_no_wheel_needs_is_refused(structure: str, tmp_path: Path) -> None:
+    fields, because = STRUCTURES[structure]
     path = tmp_path / "odd.zip"
-    path.write_bytes(spoilt(**STRUCTURES[structure]))
+    path.write_bytes(spoilt(**fields))
     assert len(zipfile.ZipFile(path).infolist()) > 0, "the standard library takes it"
-    with pytest.raises(ArchiveError), open_archive(path):
+    with pytest.raises(ArchiveError) as caught, open_archive(path):
         pass
+    assert because in caught.value.because
 
 
 def test_its_healthy_twins_are_accepted(tmp_path: Path) -> None:

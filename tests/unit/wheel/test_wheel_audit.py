@@ -95,17 +95,9 @@ FAULTS: dict[str, tuple[Callable[[Files], object], set[str]]] = {
     "a point that is not JSON": (
         put(f"{INFO}/sparkwright/point.json", b"{"), {"versions-agree", PROVENANCE},
     ),
-    "a point that is nested deeply": (
-        put(f"{INFO}/sparkwright/point.json", DEEP), {"versions-agree", PROVENANCE},
-    ),
-    "carries that are nested deeply": (put(f"{INFO}/sparkwright/carries.json", DEEP), {PROVENANCE}),
     "providers that are nested deeply": (
         put(f"{INFO}/sparkwright/providers.json", DEEP),
         {PROVENANCE, BILL, EXACT, "binaries-identical", "native-inputs-unchanged"},
-    ),
-    "kernels that are nested deeply": (
-        put(f"{INFO}/sparkwright/kernels.json", DEEP),
-        {PROVENANCE, EXACT, "binaries-identical", "native-inputs-unchanged"},
     ),
     "a version file that is nested deeply": (
         put(VERSION, b"version = " + b"-" * 5000 + b"1\n"), {"versions-agree", EXACT},

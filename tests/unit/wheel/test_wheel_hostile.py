@@ -171,18 +171,6 @@ def _planted(case: Case, folder: Path, *members: wheelkit.RawMember, **instead: 
     return wheel
 
 
-def test_a_member_that_newer_pythons_call_otherwise_is_refused(case: Case, tmp_path: Path) -> None:
-    name = f"{INFO}/sparkwright/carries.json"
-    old = next(one for one in wheelkit.raw_members(case.wheel) if one.name.decode() == name)
-    extra = wheelkit.unicode_path(old, "zz_evil.pth")
-    twin = _planted(case, tmp_path, **{name: old})
-    assert failed(twin, case.expectation) == set()
-    for fields in ({"extra": extra}, {"local_extra": extra}, {"extra": extra, "local_extra": extra}):
-        report = audit(_planted(case, tmp_path, **{name: replace(old, **fields)}), case.expectation)
-        assert ([check.name for check in report.failures], report.kind) == (["archive-safe"], "unreadable")
-        assert name in report.failures[0].detail
-
-
 @pytest.mark.parametrize("folder", ["evil_folder/", "evil.pth/", "vllm/config/", f"{INFO}/sparkwright/"])
 def test_a_folders_entry_is_refused_in_a_wheel_of_ours(case: Case, folder: str, tmp_path: Path) -> None:
     entry = wheelkit.RawMember(folder.encode(), b"", mode=0o40755, dos=0x10, method=0)
