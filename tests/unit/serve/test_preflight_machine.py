@@ -190,6 +190,9 @@ def test_disk_for_the_rest_of_a_model(tmp_path):
     (folder / "model-00002-of-00002.safetensors").unlink()
     assert levels(recipe(folder), spark(disk_free=3 * GIB)) == {"shard-missing": "refuse", "disk": "refuse"}
     assert levels(recipe(folder), spark(disk_free=5 * GIB)) == {"shard-missing": "refuse"}
+    online = {"HOME": "/nonexistent"}
+    absent = levels(recipe("org/absent"), spark(disk_free=20 * GIB), environment=online)
+    assert absent == {"disk": "warn", "model-fetched": "note"}
 
 
 @pytest.mark.parametrize(

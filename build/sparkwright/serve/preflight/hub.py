@@ -34,6 +34,7 @@ _FIRST = 100_000  # bytes: most headers are shorter, which one request then has
 _MOST_JSON = 64 << 20  # an index of a thousand files has a few
 _REFUSED = frozenset({401, 403})
 _ABSENT, _PART = 404, 206
+_ROOMY = 50 * GIB  # what published guides ask for before a model is fetched
 _SPARE = 2 * GIB
 
 
@@ -218,9 +219,11 @@ def check_disk(
     """Yield findings about room for weights that have to be fetched."""
     for name, checkpoint in models.items() if free >= 0 else ():
         missing = remote[name].download if name in remote else _missing_bytes(checkpoint)
+        facts = {"free": in_gib(free), "folder": folder, "missing": in_gib(missing)}
         if missing > 0 and free < missing + _SPARE:
-            facts = {"free": in_gib(free), "folder": folder, "missing": in_gib(missing)}
             yield finding("disk", model=name if name in remote else f"the rest of {name}", **facts)
+        elif missing < 0 and free < _ROOMY:
+            yield finding("disk/unknown", model=name, **facts)
 
 
 def _missing_bytes(checkpoint: Checkpoint | None) -> int:
