@@ -38,7 +38,7 @@ _ARGUMENTS = re.compile(r"\$(?:[@*]|\{[@*][^}]*\})")
 UNKNOWN = re.compile(r"\$[\w{(@*]|`")  # a value that the text does not hold
 _QUOTED_OR_COMMENT = re.compile(r"""'[^']*'|"(?:\\.|[^"\\])*"|(?<![^\s;])#[^\n]*""")
 _CONTINUED = re.compile(r"\\[ \t]*\r?\n")
-_CONDITION = re.compile(r"^[ \t]*((?:if|case|for|while|\[\[?)[ \t].*)", re.MULTILINE)
+_CONDITION = re.compile(r"^[ \t]*((?:if|case|for|while|until|test|\[\[?)[ \t].*)", re.MULTILINE)
 _PARENTHESES, _RESTORED = str.maketrans("()", "\ue000\ue001"), str.maketrans("\ue000\ue001", "()")
 # Of images whose entry point is the server itself: what stands behind is a model or an option.
 _SERVER_IMAGE = re.compile(r"vllm", re.IGNORECASE)
@@ -52,7 +52,7 @@ _PACKAGES = re.compile(r"/(?:site|dist)-packages/")
 _INSTALLS = re.compile(r"(?:sudo )?(?:uv )?(?:pip3?|apt|apt-get)(?: -\S+)* install\b")
 _SOURCED = re.compile(r"(?:source|\.) (?!\S*/activate\b)\S+$")
 _UNREAD = "the variables in it are not read"
-_VARIABLE = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+_VARIABLE = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _ARRAY = re.compile(r"(?<![\w-])\w+\+?=\(")
 # Options that no other server has, where an image's name does not say which it is.
 _OF_VLLM = re.compile(r"--(?:max[-_]model[-_]len|gpu[-_]memory[-_]utilization)(?:=|$)")
@@ -319,7 +319,8 @@ def _assignments(
     before: dict[str, str] = {}
     while words and ((found := _VARIABLE.fullmatch(words[0])) or everything):
         if found:
-            before[found[1]] = _expanded(found[2], values)
+            old = before.get(found[1], values.get(found[1], "")) if found[2] else ""
+            before[found[1]] = old + _expanded(found[3], values)
         words = words[1:]
     return words, before
 
@@ -368,7 +369,7 @@ def _of_words(words: Sequence[str], environment: Mapping[str, str]) -> Iterator[
         (found := _VARIABLE.fullmatch(words[0])) or words[0] in {"sudo", "exec", "nohup", "env", "-E", "-i"}
     ):
         if found:
-            environment[found[1]] = found[2]
+            environment[found[1]] = found[3]
         words = words[1:]
     if not words or words[0] in _SHOWS:
         return

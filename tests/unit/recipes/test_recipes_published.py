@@ -66,13 +66,20 @@ def test_a_variable_is_read_as_the_shell_does(word: str, value: str) -> None:
     assert import_recipe(f"A=org\nvllm serve org/m --x {word} ${{N:-}}")[0].flags == {"x": value}
 
 
+def test_a_variable_grows_as_in_the_shell() -> None:
+    script = 'export A="--seed 1"\nB=$A\nB+=" --x 2"\nA+=" --y 3" A+=" --z 4"\nvllm serve org/m $B $A'
+    assert import_recipe(script)[0].flags == {"seed": 1, "x": 2, "y": 3, "z": 4}
+
+
 def test_a_condition_is_said_and_not_decided() -> None:
-    script = 'A=1\nif [ "$1" = x ]; then A=2; fi\n[ -n "$B" ] && C=3\nvllm serve org/m --a $A --c $C'
+    script = 'A=1\nif [ "$1" = x ]; then A=2; fi\n[ -n "$B" ] && C=3\n'
+    script += 'test -n "$B" && D=4\nvllm serve org/m --a $A --c $C'
     recipe, remarks = import_recipe(script)
     assert recipe.flags == {"a": 2, "c": 3}
     assert [(one.level, one.what) for one in remarks] == [
         ("wrong", 'if [ "$1" = x ]; then A=2; fi'),
         ("wrong", '[ -n "$B" ] && C=3'),
+        ("wrong", 'test -n "$B" && D=4'),
     ]
     assert import_recipe("A=2\nvllm serve org/m --a $A # if [ x ]")[1] == ()
 

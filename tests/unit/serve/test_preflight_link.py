@@ -71,6 +71,21 @@ def test_sysfs_is_read(tmp_path):
     assert (none.interfaces, none.rdma) == ((), {})
 
 
+def test_a_port_without_a_cable_beside_an_active_one_is_no_fault(tmp_path):
+    root = tree(tmp_path)
+    for port in ("0", "2"):
+        other = root / "class" / "infiniband" / "rocep1s0f0" / "ports" / port
+        other.mkdir()
+        (other / "state").write_text("1: DOWN\n")
+    assert levels(end(root)) == {"peer": "note"}
+
+
+def test_interfaces_need_no_variable_where_no_slow_one_is_up(tmp_path):
+    root = tree(tmp_path)
+    (root / "devices" / SLOW / "operstate").write_text("down\n")
+    assert "link-interface" not in levels(end(root, variables={}))
+
+
 def test_a_healthy_pair_is_silent(pair):
     assert levels(*pair) == {}
     assert levels(pair[0]) == {"peer": "note"}
@@ -83,7 +98,8 @@ def test_a_healthy_pair_is_silent(pair):
         ({"state": "down"}, GOOD, "link", "refuse"),
         ({"fast": None}, GOOD, "link", "refuse"),
         # Traffic over the slow interface
-        ({}, {}, "link-interface", None),  # serve --peer sets both
+        ({}, {"GLOO_SOCKET_IFNAME": FAST}, "link-interface", "warn"),  # with --head, the shell sets them
+        ({}, {"NCCL_SOCKET_IFNAME": FAST}, "link-interface", "warn"),
         ({}, {**GOOD, "GLOO_SOCKET_IFNAME": SLOW}, "link-interface", "refuse"),
         ({}, {**GOOD, "NCCL_SOCKET_IFNAME": SLOW}, "link-interface", "refuse"),
         ({}, {**GOOD, "NCCL_SOCKET_IFNAME": "enp7"}, "link-interface", "refuse"),

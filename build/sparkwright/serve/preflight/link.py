@@ -69,10 +69,10 @@ def read_link(
             )
             for name, speed in sorted(speeds.items())
         ),
-        # A state reads `4: ACTIVE`.
+        # A state reads `4: ACTIVE`; of several ports of a device, an active one counts.
         rdma={
             match[1]: state.rpartition(":")[2].strip()
-            for path, state in sorted(devices.items())
+            for path, state in sorted(devices.items(), key=lambda one: (one[1].endswith(ACTIVE), one))
             if (match := _PORT.fullmatch(path))
         },
         variables={name: environment[name] for name in _VARIABLES if environment.get(name)},
@@ -102,11 +102,15 @@ def check_link(ends: tuple[LinkFacts, ...]) -> Iterator[Finding]:
 
 
 def _chosen(end: LinkFacts, name: str) -> Iterator[Finding]:
-    """Yield a finding where *name* is set, and none of the interfaces that it selects is a fast one."""
+    """Yield a finding where *name* selects no fast interface, or is not set and a slow one may be taken."""
     fast = [one.name for one in end.fast]
     value = end.variables.get(name, "")
     up = [one.name for one in end.interfaces if one.up]
     taken = [one for one in up if selects(value, one, exact=name.startswith("GLOO"))]
+    slow = [one.name for one in end.interfaces if one.up and one.physical and one.name not in fast]
+    if slow and not value:
+        facts = {"name": name, "slow": ", ".join(slow), "fast": ", ".join(sorted(fast)), "first": fast[0]}
+        yield finding("link-interface/unset", host=end.host, **facts)
     if not value or {*fast} & {*taken}:
         return
     names = {"up": ", ".join(up), "slow": ", ".join(taken), "fast": ", ".join(sorted(fast))}
