@@ -318,7 +318,21 @@ def test_an_installed_vllm_is_read(tmp_path):
         frozenset({"sm_121a"}),
     )
     assert found.architectures == {"Qwen3ForCausalLM", "GptOssForCausalLM"}
-    assert found.packages["flashinfer-jit-cache"] == ""
+    assert (found.packages["flashinfer-jit-cache"], found.companion_arch) == ("", "")
+    kernels = tmp_path / "flashinfer_jit_cache_sm121a-1.2+cu130.k1.dist-info"
+    (kernels / "sparkwright").mkdir(parents=True)
+    (kernels / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: flashinfer-jit-cache-sm121a\nVersion: 1.2+cu130.k1\n"
+    )
+    stated = {
+        "target": {"machine": "aarch64", "arch": "12.1a"},
+        "modules": {},
+        "recipes": {"*": ["sampling"]},
+    }
+    (kernels / "sparkwright" / "companion.json").write_text(json.dumps(stated))
+    beside = read_installed(python)
+    assert beside.packages["flashinfer-jit-cache"] == "1.2+cu130.k1"
+    assert (beside.companion_arch, beside.companion_lacks) == ("12.1a", {"*": ("sampling",)})
     shutil.rmtree(record)
     with pytest.raises(ServerError, match="has no vLLM"):
         read_installed(python)
