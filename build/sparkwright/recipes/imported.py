@@ -216,7 +216,7 @@ def _flags(words: Sequence[str], remarks: list[Remark]) -> tuple[dict[str, Any],
         positional += values[len(own) :] if option else values  # behind a value, an unknown is more options
         if not option:
             continue
-        name, value = _flag(option, own)
+        name, value = _flag(option, own, remarks)
         last = value[-1] if isinstance(value, list) and not value[2:] else value if _ALONE.match(name) else ""
         if not positional and "model" not in flags and "/" in str(last):
             positional.append(str(last))  # the model behind an option
@@ -247,13 +247,16 @@ def _options(words: Sequence[str]) -> Iterable[tuple[str, list[str]]]:
     yield option, values
 
 
-def _flag(option: str, values: list[str]) -> tuple[str, Any]:
+def _flag(option: str, values: list[str], remarks: list[Remark]) -> tuple[str, Any]:
     """Return the name and value of an *option*."""
     head, dot, key = option.partition(".")
     name = _ALIASES.get(head) or head.lstrip("-").replace("_", "-")
     if re.fullmatch(r"-O\d", option):
         name, values = "optimization-level", [option[2:]]
     value: Any = True if not values else _value(values[0]) if len(values) == 1 else [*map(_value, values)]
+    if head == "-O" and (dot or isinstance(value, dict)):
+        name = "compilation-config"
+        remarks.append(Remark("wrong", option, f"-O is the level alone by now: it is kept as --{name}"))
     if name.startswith("no-") and value is True:
         name, value = name.removeprefix("no-"), False
     return name + dot + key, value

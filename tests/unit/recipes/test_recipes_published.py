@@ -133,3 +133,17 @@ def test_tokens_of_text_are_no_secrets() -> None:
     recipe, remarks = import_recipe(f"vllm serve org/m {options}")
     assert recipe.flags == {"hf-overrides": {"sign_from_token": ["no", "yes"], "use_token": True}}
     assert [one.what for one in remarks] == ["--hf-overrides.keys"]
+
+
+@pytest.mark.parametrize("text", ["-O.mode=none", "-O.mode none", """-O '{"mode": "none"}'"""])
+def test_the_old_short_option_for_compilation_is_the_long_one_and_said(text: str) -> None:
+    """`--optimization-level` with a table passes the release's parser, and the engine does not start."""
+    recipe, remarks = import_recipe(f"vllm serve org/m {text}")
+    assert recipe.flags == {"compilation-config": {"mode": "none"}}
+    assert [(one.level, "-O is the level alone" in one.because) for one in remarks] == [("wrong", True)]
+
+
+def test_the_short_option_with_a_level_is_one() -> None:
+    for text in ("-O 2", "-O2"):
+        recipe, remarks = import_recipe(f"vllm serve org/m {text}")
+        assert (recipe.flags, remarks) == ({"optimization-level": 2}, ())
