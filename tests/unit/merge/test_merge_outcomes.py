@@ -19,6 +19,7 @@ Files = dict[str, str]
 OLD = "def first():\n    return 1\n\n\ndef middle():\n    return 2\n\n\ndef last():\n    return 3\n"
 NEW = OLD.replace("return 1", "return 10")
 MOVED = OLD.replace("return 3", "return 30")
+BOTH = NEW.replace("return 3", "return 30")
 CLASH = OLD.replace("return 1", "return 99")
 
 
@@ -40,6 +41,21 @@ def test_a_change_that_fits_is_applied_beside_upstreams_own(scene: Scene) -> Non
     assert report.failed == ()
     expected = MOVED.replace("return 1", "return 10")
     assert read_tree(scene.repository, report.tree) == {CODE: expected}
+
+
+def test_apart_carries_merge_alike_in_any_order_and_are_absorbed_by_what_they_made(scene: Scene) -> None:
+    scene.base, scene.target = {CODE: OLD}, {CODE: OLD.replace("return 2", "return 20")}
+    for name, change in (("first", NEW), ("last", MOVED)):
+        scene.add(name, {CODE: change})
+    merged = scene.merge().tree
+    text = BOTH.replace("return 2", "return 20")
+    assert read_tree(scene.repository, merged) == {CODE: text}
+    scene.carries.reverse()
+    assert scene.merge().tree == merged
+    scene.target = {CODE: text}
+    again = scene.merge()
+    assert [outcome.kind for outcome in again.outcomes] == [OutcomeKind.ABSORBED] * 2
+    assert again.tree == merged
 
 
 def test_superseded_by_declaration_and_not_before(scene: Scene) -> None:
@@ -253,9 +269,6 @@ def test_a_carried_file_has_the_mode_that_upstream_gives_it(scene: Scene, then: 
 
 
 # Pull requests as carries, against a generated upstream with ``refs/pull/N/head`` ---------
-
-
-BOTH = NEW.replace("return 3", "return 30")
 
 
 @dataclass

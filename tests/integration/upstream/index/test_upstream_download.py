@@ -61,15 +61,11 @@ def test_resumes_what_a_dropped_connection_left(store, artifact, settings, index
 @pytest.mark.parametrize(
     "fault",
     [
-        Fault(ignore_range=True),
-        Fault(shift_range=10),
-        Fault(status=416),
-        Fault(status=503),
-        Fault(status=429),
-        Fault(silence_s=2.5),
+        Fault(ignore_range=True), Fault(shift_range=10), Fault(status=416), Fault(status=503),
+        Fault(status=429), Fault(silence_s=2.5),
     ],
     ids=["ignores-range", "other-range", "range-refused", "503", "429", "silent"],
-)
+)  # fmt: skip
 def test_recovers_when_the_second_request_goes_wrong(store, artifact, settings, index, fault):
     index.faults = [Fault(drop_after=130_000), fault]
     assert fetch_artifact(store, artifact, settings).read_bytes() == DATA
