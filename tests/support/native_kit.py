@@ -1,6 +1,5 @@
 """A toolchain in miniature: wheels with next to nothing in them, and compilers that only answer questions."""
 
-import hashlib
 import io
 import os
 import sys
@@ -111,9 +110,8 @@ _PROGRAMS: dict[str, tuple[str, dict[str, Member | str]]] = {
         {
             **{
                 f"{CU}/bin/{name}": Member(name.encode(), PROGRAM)
-                for name in ("nvcc", "cudafe++", "fatbinary")
+                for name in ("nvcc", "cudafe++", "fatbinary", "ptxas", "nvlink")
             },
-            **{f"{CU}/bin/{name}": Member(name.encode(), PROGRAM) for name in ("ptxas", "nvlink")},
             f"{CU}/bin/nvcc.profile": "TOP = $(_HERE_)/..",
         },
     ),
@@ -236,7 +234,3 @@ case "$1" in
 -E) echo 'glibc {glibc}'; echo ' {folder}' >&2 ;;
 *) said="$*"; while [ "$1" != -o ]; do shift; done; echo "$said" > "$2" ;;
 esac"""
-
-
-def digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

@@ -75,18 +75,6 @@ def test_a_path_that_looks_like_git_s_magic_is_a_path(scene: Scene, upstream: Up
     assert [signal.split()[0] for signal in outcome.signals] == ["subject"]
 
 
-def test_patch_id_of_a_two_commit_pull_that_was_squashed_and_edited_again(scene, upstream):
-    scene.base = {CODE: OLD, "other.py": "o = 1\n"}
-    scene.add("fix", {CODE: BOTH})  # the sum of two commits; no number to look for
-    outcome = settle(
-        scene,
-        upstream,
-        [("Squashed", {CODE: BOTH}), ("Then edited", {CODE: BOTH.replace("return 10", "return 11")})],
-    )
-    assert outcome.kind is OutcomeKind.ABSORBED
-    assert [signal.split()[0] for signal in outcome.signals] == ["patch-id"]
-
-
 def test_patch_id_ignores_white_space_and_the_signal_does_not(scene, upstream):
     nested = "def f(a):\n    if a:\n        x = 1\n    return a\n"
     added = nested.replace("        x = 1\n", "        x = 1\n        y = 2\n")
