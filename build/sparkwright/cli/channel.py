@@ -152,7 +152,7 @@ def prune(session: Session, *, publisher: ChannelPublisher) -> Result:
 
 @command.command("release")
 @click.argument("folder", type=FOLDER_TYPE)
-@click.argument("files", metavar="[FILE]...", nargs=-1, type=PATH_TYPE)
+@click.argument("files", metavar="[FILE]...", nargs=-1, type=FILE_TYPE)
 @click.option("--tag", required=True, help="The release's tag.")
 @click.option("--commit", required=True, help="What the tag is made of, if there is none.")
 @click.option(

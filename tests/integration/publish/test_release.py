@@ -413,7 +413,7 @@ def test_the_dry_run_sends_and_changes_nothing(world: ChannelWorld, hub: Forge, 
     assert hub.asked == []
     offline = subprocess.run([*command, "--offline"], env=environment, check=False, capture_output=True)
     assert offline.returncode
-    for option in ("--commit=", "--tag="):
+    for option in ("--commit=", "--tag=", world.folder, world.folder / "missing.json"):
         empty = subprocess.run([*command, option], env=environment, check=False, capture_output=True)
         assert empty.returncode == 2
     assert hub.asked == []
