@@ -129,7 +129,7 @@ def test_refuses_what_could_do_harm(write, members, why):
     [
         ("MAX_MEMBERS", 2, "more than 2 members"),
         ("MAX_FILE_BYTES", 50_000, "more than 50000"),
-        ("MAX_TOTAL_BYTES", 100_000, "more than 100000"),
+        ("MAX_TOTAL_BYTES", 100_000, "its files have more than 100000"),
     ],
 )
 def test_refuses_absurd_sizes(write, monkeypatch, limit, value, why):
@@ -177,6 +177,14 @@ def test_a_header_that_asks_for_everything_is_refused(write, monkeypatch):
     assert len(list(read_sdist(path))) == 1
     monkeypatch.setattr(archive, "MAX_FILE_BYTES", 200_000)
     with pytest.raises(ArchiveError, match="refused"):
+        list(read_sdist(path))
+
+
+def test_what_is_unpacked_counts_though_no_file_has_it(write, monkeypatch):
+    path = write(*(folder(f"v/{number}") for number in range(200)))
+    assert list(read_sdist(path)) == []
+    monkeypatch.setattr(archive, "MAX_TOTAL_BYTES", 100_000)
+    with pytest.raises(ArchiveError, match="unpacks to more than 100000"):
         list(read_sdist(path))
 
 
