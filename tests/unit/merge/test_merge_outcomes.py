@@ -236,25 +236,22 @@ def test_a_form_feed_in_a_source_does_not_shift_what_is_compared(scene: Scene) -
     assert [hazard.name for hazard in only(scene).hazards] == ["middle"]
 
 
-def test_what_requires_a_conflicted_carry_is_refused_and_its_twin_is_not(scene: Scene) -> None:
-    scene.base = {CODE: OLD, "vllm/b.py": "b = 1\n"}
-    scene.target = {CODE: CLASH, "vllm/b.py": "b = 1\n"}
+@pytest.mark.parametrize(
+    ("target", "kinds"),
+    [
+        (CLASH, [OutcomeKind.CONFLICT, OutcomeKind.REFUSED, OutcomeKind.APPLIED]),
+        (NEW, [OutcomeKind.ABSORBED, OutcomeKind.APPLIED, OutcomeKind.APPLIED]),
+    ],
+)
+def test_what_requires_a_conflicted_carry_is_refused_and_what_an_absorbed_one_is_not(scene, target, kinds):
+    scene.base = {CODE: OLD, "vllm/b.py": "b = 1\n", "vllm/c.py": "c = 1\n"}
+    scene.target = {**scene.base, CODE: target}
     scene.add("lower", {CODE: NEW})
     scene.add("upper", {"vllm/b.py": "b = 2\n"}, requires=["lower"])
-    scene.add("free", {"vllm/b.py": "b = 1\nc = 1\n"})
-    lower, upper, free = scene.merge().outcomes
-    assert lower.kind is OutcomeKind.CONFLICT
-    assert upper.kind is OutcomeKind.REFUSED
-    assert "requires lower" in upper.detail
-    assert free.kind is OutcomeKind.APPLIED
-
-
-def test_what_requires_an_absorbed_carry_is_merged(scene: Scene) -> None:
-    scene.base = {CODE: OLD, "vllm/b.py": "b = 1\n"}
-    scene.target = {CODE: NEW, "vllm/b.py": "b = 1\n"}
-    scene.add("lower", {CODE: NEW})
-    scene.add("upper", {"vllm/b.py": "b = 2\n"}, requires=["lower"])
-    assert [outcome.kind for outcome in scene.merge().outcomes] == [OutcomeKind.ABSORBED, OutcomeKind.APPLIED]
+    scene.add("free", {"vllm/c.py": "c = 2\n"})
+    outcomes = scene.merge().outcomes
+    assert [outcome.kind for outcome in outcomes] == kinds
+    assert ("requires lower" in outcomes[1].detail) == (kinds[1] is OutcomeKind.REFUSED)
 
 
 @pytest.mark.parametrize("then", ["100755", "100644"])
@@ -309,12 +306,14 @@ def test_a_moved_head_is_refused_though_its_objects_are_here(pulled: Pulled) -> 
     assert pulled.outcome().kind is OutcomeKind.REFUSED
 
 
-def test_offline_without_the_objects_is_refused(pulled: Pulled) -> None:
-    pulled.scene.offline = True
+@pytest.mark.parametrize("off", [True, False])
+def test_a_pull_whose_objects_cannot_be_had_is_refused(pulled: Pulled, *, off: bool) -> None:
+    pulled.scene.offline = off
+    pulled.upstream.folder.rename(pulled.upstream.folder.with_name("away"))
     outcome = pulled.outcome()
     assert outcome.kind is OutcomeKind.REFUSED
-    assert "the network is off" in outcome.detail
-    assert "without --offline" in outcome.detail
+    for said in ("the network is off", "without --offline"):
+        assert (said in outcome.detail) is off
 
 
 def test_an_unreachable_remote_is_a_warning_when_the_objects_are_here(pulled, heard):
@@ -324,11 +323,6 @@ def test_an_unreachable_remote_is_a_warning_when_the_objects_are_here(pulled, he
     assert pulled.outcome().kind is OutcomeKind.APPLIED
     (warning,) = heard.warnings
     assert "pull request 7 was not checked" in warning
-
-
-def test_an_unreachable_remote_is_a_refusal_when_they_are_not(pulled: Pulled) -> None:
-    pulled.upstream.folder.rename(pulled.upstream.folder.with_name("away"))
-    assert pulled.outcome().kind is OutcomeKind.REFUSED
 
 
 def test_an_address_that_names_a_program_is_refused_and_hides_nothing(pulled: Pulled) -> None:
