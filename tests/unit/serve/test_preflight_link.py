@@ -101,6 +101,7 @@ def test_a_healthy_pair_is_silent(pair):
         ({}, {"GLOO_SOCKET_IFNAME": FAST}, "link-interface", "warn"),  # with --head, the shell sets them
         ({}, {"NCCL_SOCKET_IFNAME": FAST}, "link-interface", "warn"),
         ({}, {**GOOD, "GLOO_SOCKET_IFNAME": SLOW}, "link-interface", "refuse"),
+        ({}, {**GOOD, "GLOO_SOCKET_IFNAME": "enp1s0f0"}, "link-interface", "refuse"),  # no beginnings here
         ({}, {**GOOD, "NCCL_SOCKET_IFNAME": SLOW}, "link-interface", "refuse"),
         ({}, {**GOOD, "NCCL_SOCKET_IFNAME": "enp7"}, "link-interface", "refuse"),
         ({}, {**GOOD, "NCCL_SOCKET_IFNAME": "en"}, "link-interface", None),
