@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from sparkwright.companion.build import CompanionJob, audited, make_companion, s
 from sparkwright.companion.inspection import CompanionAudit
 from sparkwright.companion.model import CompanionSpec, KernelModule, ModuleCost, load_companion
 from sparkwright.companion.wheel import is_companion, read_companion
-from sparkwright.engine.flashinfer import LISTS
+from sparkwright.engine.flashinfer import LISTS, arch_of
 from sparkwright.lock.check import require_native
 from sparkwright.native.device_code import KernelClass, Tally
 from sparkwright.native.model import Target
@@ -31,6 +32,7 @@ from sparkwright.publish.index import dist_folder, publish
 from sparkwright.recipes.recipe import Recipe, load_recipe
 from sparkwright.wheel.audit import AuditReport, audit
 
+_ARCH = re.compile(r"\d{1,2}\.\d[af]?")
 _CHECKED = ("check", "verdict", "found")
 _OPEN = " (not compiled ahead: its arguments are not known)"
 _LARGE = " (its units do not fit this machine)"
@@ -70,7 +72,7 @@ def companion_command(
     them on a larger machine. The wheel is audited and listed in the index.
     """
     spec = load_companion(session.checkout.patchsets / LISTS / f"{session.checkout.series}.toml")
-    target = Target(platform, arch or require_native(session.checkout.lock).arch)
+    target = _target(spec, platform, arch or require_native(session.checkout.lock).arch)
     served = [load_recipe(name) for name in names]
     chosen = spec.chosen(target.arch, served=served, names=modules, stated=False)
     words = [f"--recipe {name}" for name in names] + [f"--module {name}" for name in modules]
@@ -125,6 +127,20 @@ def companion_command(
     )
 
 
+def _target(spec: CompanionSpec, platform: str, arch: str) -> Target:
+    """Return the machine and card to compile for; refuse what no installed FlashInfer would be given."""
+    spec.tvm_ffi_for(platform)
+    if not _ARCH.fullmatch(arch) or arch_of(arch) != arch:
+        raise ConfigError(
+            f"{arch!r} is no architecture of a companion",
+            because=f"kernels for that card are compiled for it alone: {arch_of(arch)}"
+            if _ARCH.fullmatch(arch)
+            else "one is written as 12.1a or 12.0f",
+            next_step=f"--arch {arch_of(arch)}" if _ARCH.fullmatch(arch) else "name another with --arch",
+        )
+    return Target(platform, arch)
+
+
 def _too_large(modules: Mapping[str, KernelModule]) -> list[str]:
     """Return for each of *modules*, which do not fit, what it takes."""
     costs = [(name, one.cost) for name, one in modules.items() if one.cost is not None]
@@ -157,14 +173,17 @@ def _planned(
         )
         for name, module in chosen.items()
     ]
-    minutes = sum(module.cost.minutes for module in chosen.values() if module.cost)
+    costs = [module.cost for module in chosen.values() if module.cost]
+    minutes = sum(cost.minutes for cost in costs)
+    estimated = sum(cost.minutes * (1 - cost.measured / cost.units) for cost in costs)
+    known = f", {estimated:.0f} of them estimated from like units" if round(estimated) else ""
     return Result(
         {"flashinfer": spec.version, "arch": arch, "recipes": needed, "modules": listed},
         [
             f"FlashInfer {spec.version}, series {spec.series}, for {arch}",
             Table(("recipe", "modules"), [(name, ", ".join(wanted)) for name, wanted in needed.items()]),
             Table(("module", "units", "measured", "s a unit", "GiB", "called by"), rows),
-            ("compiles", f"about {minutes:.0f} minutes of one core, without what the store has"),
+            ("compiles", f"about {minutes:.0f} minutes of one core{known}, without what the store has"),
             ("next", f"{'on a machine with the memory: ' if large else ''}{command}"),
         ],
     )

@@ -9,8 +9,8 @@ from typing import Annotated, Any, TypeVar
 from msgspec import Meta, field, structs
 
 from sparkwright.base.config import Model, load_toml
-from sparkwright.base.errors import UnknownNameError
-from sparkwright.lock.model import Package, named
+from sparkwright.base.errors import UnknownNameError, unknown_name
+from sparkwright.lock.model import Package
 from sparkwright.recipes.recipe import Recipe, recipes
 
 COMPANION_FORMAT = 1
@@ -27,12 +27,15 @@ class ModuleCost(Model, frozen=True):
             was, like those of another module.
         seconds: CPU time of a unit, the mean.
         mib: peak memory of the largest unit.
+        shapes: names of the modules that were measured, where the entry stands for one of each shape; of the
+            others no unit was.
     """
 
     units: int
     measured: int
     seconds: float
     mib: int
+    shapes: tuple[str, ...] = ()
 
     @property
     def minutes(self) -> float:
@@ -150,7 +153,9 @@ class CompanionSpec(Model, frozen=True):
         Raises:
             UnknownNameError: the list names none.
         """
-        return named(self.tvm_ffi, machine, "apache-tvm-ffi for machines")
+        if machine not in self.tvm_ffi:
+            raise unknown_name("apache-tvm-ffi in the list for the machine", machine, sorted(self.tvm_ffi))
+        return self.tvm_ffi[machine]
 
     def served(self) -> dict[str, Recipe]:
         """Return the recipes that ship for the series and whose models are known, by name."""
@@ -204,7 +209,8 @@ class CompanionSpec(Model, frozen=True):
 
         def call(names: Iterable[str], **shape: object) -> None:
             for name in names:
-                found[name.format(**shape)] = _filled(self.modules[name], shape)
+                filled = name.format(**shape)
+                found[filled] = _filled(self.modules[name], filled, shape)
 
         if _precision(recipe) == "nvfp4":
             call(self.needs.linear)
@@ -232,16 +238,21 @@ class CompanionSpec(Model, frozen=True):
         known = {name: module for name, module in self.modules.items() if "{" not in name}
         for recipe in self.served().values():
             known |= self._called(recipe)
-        return named(known, name, "modules of FlashInfer")
+        if name not in known:
+            raise unknown_name("FlashInfer module in the list", name, sorted(known))
+        return known[name]
 
 
-def _filled(module: KernelModule, shape: Mapping[str, Any]) -> KernelModule:
-    """Return *module* with *shape* in place of its arguments in braces."""
+def _filled(module: KernelModule, name: str, shape: Mapping[str, Any]) -> KernelModule:
+    """Return *module* as *name*, with *shape* in place of its arguments in braces."""
     arguments = {
         key: shape[value[1:-1]] if isinstance(value, str) and value.startswith("{") else value
         for key, value in module.arguments.items()
     }
-    return structs.replace(module, arguments=arguments, why=module.why.format(**shape))
+    cost = module.cost
+    if cost is not None and cost.shapes and name not in cost.shapes:
+        cost = structs.replace(cost, measured=0)
+    return structs.replace(module, arguments=arguments, why=module.why.format(**shape), cost=cost)
 
 
 def _require(name: str, module: KernelModule, arch: str) -> None:

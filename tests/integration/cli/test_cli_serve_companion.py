@@ -153,6 +153,25 @@ def test_the_plan_shows_what_recipes_need_and_what_that_takes() -> None:
     assert (cost["units"], 0 < cost["measured"] <= cost["units"]) == (17, True)
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--arch", "12.1"], "--arch 12.1a"),
+        (["--arch", "card"], "'card' is no architecture"),
+        (["--platform", "riscv64"], "known: aarch64, x86_64"),
+    ],
+)
+def test_a_card_or_machine_that_no_server_asks_for_is_refused(words: list[str], told: str) -> None:
+    done = planned("--series", "0.33", "--module", "sampling", *words)
+    assert (done.returncode, done.stdout, told in done.stderr) == (ConfigError.exit_code, "", True)
+
+
+def test_the_plan_tells_minutes_that_were_measured_from_estimates() -> None:
+    measured = planned("--series", "0.33", "--module", "sampling", "--module", "gemm-fp4").stdout
+    mixed = planned("--series", "0.33", "--module", "sampling", "--module", "moe").stdout
+    assert ("estimated" in measured, "117 of them estimated" in mixed) == (False, True)
+
+
 @pytest.mark.parametrize("series", ["", "0.24", "0.33"])
 def test_every_series_has_a_list(series: str) -> None:
     done = planned(*(["--series", series] if series else []), "--json")

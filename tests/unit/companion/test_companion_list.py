@@ -37,6 +37,7 @@ why = "it is called"
 generator = "a.b:make"
 arguments = { size = "{head}", tokens = "{tokens}", page = "{page}" }
 why = "decode of {tokens} tokens"
+cost = { units = 3, measured = 3, seconds = 20, mib = 100, shapes = ["three-64-2"] }
 [modules.unknown]
 why = "its sizes are those of a checkpoint"
 [needs]
@@ -208,6 +209,23 @@ def test_a_module_of_a_shape_has_its_arguments(tmp_path: Path) -> None:
         {"size": 64, "tokens": 2, "page": 16},
         "decode of 2 tokens",
     )
+
+
+def test_only_the_shapes_that_were_compiled_are_measured(tmp_path: Path) -> None:
+    costs = {name: one.cost for name, one in written(tmp_path).needed("12.1a", LONG).items() if one.cost}
+    assert {name: (cost.measured, cost.minutes) for name, cost in costs.items()} == {
+        "three-64-1": (0, 1), "three-64-2": (3, 1), "three-64-3": (0, 1),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("path", LISTS, ids=lambda path: path.stem)
+def test_a_cost_for_shapes_names_modules_that_recipes_need(path: Path) -> None:
+    spec = load_companion(path)
+    wanted = spec.chosen("12.1a", stated=False)
+    for name, module in spec.modules.items():
+        if module.cost and "{" in name:
+            assert module.cost.shapes, name
+            assert set(module.cost.shapes) <= set(wanted), name
 
 
 def test_named_modules_are_chosen_besides_and_refused_for_other_cards(tmp_path: Path) -> None:
