@@ -202,7 +202,8 @@ def installed_variables(
     if not engine.packages.get("flashinfer-python") or engine.packages.get("flashinfer-cubin"):
         return {}
     for_card = bool(capability) and engine.companion_arch.rstrip("af") == capability
-    complete = for_card and engine.companion_lacks.get(recipe) == ()
+    taken = for_card and engine.companion_of == engine.packages["flashinfer-python"]
+    complete = taken and engine.companion_lacks.get(recipe) == ()
     ninja = (python.parent / "ninja").exists()
     return _told(environment, capability, complete=complete, ninja=ninja)
 

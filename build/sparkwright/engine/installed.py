@@ -40,7 +40,8 @@ try:
 except OSError:
     registry = ""
 kernels = [one for one in distributions() if (one.name or "").startswith("flashinfer-jit-cache")]
-companion = next(filter(None, (one.read_text("sparkwright/companion.json") for one in kernels)), "")
+kernels.sort(key=lambda one: not one.read_text("sparkwright/companion.json"))
+companion = (kernels[0].read_text("sparkwright/companion.json") if kernels else "") or ""
 print(json.dumps({
     "companion": companion,
     "version": found.version,
@@ -92,6 +93,11 @@ class EngineFacts:
     def installed(self) -> bool:
         """Tell if it is installed, so that the packages beside it are known."""
         return bool(self.packages)
+
+    @property
+    def companion_of(self) -> str:
+        """The version of FlashInfer that the kernels beside it are for; FlashInfer takes those of its own."""
+        return self.packages.get(COMPANION, "").partition("+")[0]
 
     @property
     def nccl(self) -> str:

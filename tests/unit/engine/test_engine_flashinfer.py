@@ -106,6 +106,11 @@ def test_an_installed_environment_is_told_the_same(tmp_path: Path) -> None:
     engine = EngineFacts(version="0.33.0", packages={"flashinfer-python": "0.7.2.post1"})
     assert installed_variables(engine, "r", "12.1", path, python) == {CUBIN: "1"}
     assert installed_variables(engine, "r", "9.0", path, python) == {}
+    bare = {"PATH": str(tmp_path)}
+    for version, told in (("0.7.2.post1+cu130.k1", {CUBIN: "1"}), ("0.7.2+cu130.k1", {})):
+        packages = {**engine.packages, "flashinfer-jit-cache": version}
+        beside = replace(engine, packages=packages, companion_arch="12.1a", companion_lacks={"r": ()})
+        assert installed_variables(beside, "r", "12.1", bare, python) == told
     whole = replace(engine, packages={**engine.packages, "flashinfer-cubin": "0.6.12"})
     assert installed_variables(whole, "r", "12.1", path, python) == {}
 

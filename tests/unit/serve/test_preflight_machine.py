@@ -57,7 +57,8 @@ def env(**variables):
 BUSY = ("412, python, 30000 MiB",)
 ANY, NO_VLLM = EngineFacts(version="0.24.0"), EngineFacts(packages={"torch": "2.11.0"})
 QWEN3 = frozenset({"Qwen3ForCausalLM"})
-BARE, LATER = {"flashinfer-python": "0.6.1"}, {**ENGINE.packages, "flashinfer-python": "0.7.2.post1"}
+BARE = {"flashinfer-python": "0.6.1"}
+LATER = {**ENGINE.packages, "flashinfer-python": "0.7.2", "flashinfer-jit-cache": "0.7.2+cu130.k1"}
 BARE_LATER = {"flashinfer-python": "0.7.2.post1"}
 FP8 = {"flags": {"kv-cache-dtype": "fp8"}, "capability": "12.1", "name": "m"}
 NONE, FALLBACK = {"host": spark(compiler="")}, {"fp8-kv-fallback": "refuse", "nvcc": "warn"}
@@ -206,8 +207,10 @@ def test_disk_for_the_rest_of_a_model(tmp_path):
     ],
 )
 def test_a_companion_without_the_kernels_of_the_recipe(model, arch, lacks, because):
-    looks = {**ENGINE.packages, "flashinfer-python": "0.7.2.post1"}
-    engine = replace(ENGINE, companion_arch=arch, companion_lacks=lacks, packages=looks)
+    looks = {"flashinfer-python": "0.7.2.post1", "flashinfer-jit-cache": "0.7.2.post1+cu130.k1"}
+    engine = replace(
+        ENGINE, companion_arch=arch, companion_lacks=lacks, packages={**ENGINE.packages, **looks}
+    )
     served = recipe(model, name="m")
     assert levels(served, engine=engine) == ({"jit": "note"} if because else {})
     found = run_preflight(start(served, spark(compiler=""), engine=engine))
@@ -216,6 +219,13 @@ def test_a_companion_without_the_kernels_of_the_recipe(model, arch, lacks, becau
     # Without the sampler's kernel, and only then, vLLM's own sampler is a way out.
     other_sampler = "sampling" in because or "9.0a" in because
     assert all(("SAMPLER=0" in one.next_step) == other_sampler for one in found)
+
+
+def test_a_companion_of_another_flashinfer_holds_nothing(model):
+    other = {**ENGINE.packages, "flashinfer-jit-cache": "0.6.2+cu130.k1"}
+    engine = replace(ENGINE, companion_arch="12.1a", companion_lacks={"m": ()}, packages=other)
+    (found,) = run_preflight(start(recipe(model, name="m"), spark(compiler=""), engine=engine))
+    assert (found.check, "is for FlashInfer 0.6.2, not 0.6.1" in found.because) == ("nvcc", True)
 
 
 def test_the_command_for_missing_kernels_names_series_machine_and_card(model):
@@ -333,6 +343,11 @@ def test_an_installed_vllm_is_read(tmp_path):
     beside = read_installed(python)
     assert beside.packages["flashinfer-jit-cache"] == "1.2+cu130.k1"
     assert (beside.companion_arch, beside.companion_lacks) == ("12.1a", {"*": ("sampling",)})
+    for name in ("flashinfer-jit-cache", "flashinfer-jit-cache-sm90a", "flashinfer-jit-cache-sm120f"):
+        other = tmp_path / f"{name.replace('-', '_')}-0.1.dist-info"
+        other.mkdir()
+        (other / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
+    assert read_installed(python) == beside, "others' packages of kernels say nothing of the companion"
     shutil.rmtree(record)
     with pytest.raises(ServerError, match="has no vLLM"):
         read_installed(python)

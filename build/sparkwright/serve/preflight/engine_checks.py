@@ -198,6 +198,8 @@ def _missing(facts: StartFacts, engine: EngineFacts, capability: str) -> tuple[s
         return "", ()
     if not engine.packages.get(COMPANION):
         return f"{COMPANION} is not installed", ()
+    if engine.companion_of != (version := engine.packages["flashinfer-python"]):
+        return f"the installed {COMPANION} is for FlashInfer {engine.companion_of}, not {version}", ()
     if _is_of_another_card(engine, capability):
         return f"the installed {COMPANION} is for {engine.companion_arch}", ()
     lacks = engine.companion_lacks.get(facts.recipe.name, engine.companion_lacks.get("*", ()))
