@@ -334,6 +334,17 @@ def test_native_inputs_are_fine_with_binaries_from_elsewhere(case: Case, tmp_pat
         report = audit(built.path, replace(expectation, compiled=other))
         assert [check.name for check in report.failures] == ["binaries-identical"]
         assert BIG in report.failures[0].detail
+    # Other bytes than record and store agree on, and a provider of another name for theirs.
+    for number, (change, told) in enumerate(
+        [
+            (put(BIG, EVIL), f"{BIG} is not what its provider gave"),
+            (_providers(lambda entries: entries[0].update(provider="elsewhere")), "an unknown provider"),
+        ]
+    ):
+        (folder := tmp_path / f"spoilt-{number}").mkdir()
+        report = audit(wheelkit.spoil(built.path, folder, change), expectation)
+        details = {check.name: check.detail for check in report.failures}
+        assert told in details["binaries-identical"]
 
 
 def test_a_lost_executable_bit_is_found(case: Case, tmp_path: Path) -> None:
