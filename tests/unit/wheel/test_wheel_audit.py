@@ -16,6 +16,7 @@ import wheelkit
 from audit_case import BIG, CHANGES, INFO, OURS, Case, Files, edit, failed, make_case, put, swap, verdicts
 
 from sparkwright.base.errors import AuditError
+from sparkwright.git.trees import blob_id
 from sparkwright.lock.model import Lock
 from sparkwright.native.model import Extension
 from sparkwright.wheel.assemble import BinarySource, assemble
@@ -187,6 +188,14 @@ def test_a_planted_fault_is_found_by_its_checks_and_no_other(case: Case, fault: 
     assert failed(spoilt, case.expectation) == expected
     with pytest.raises(AuditError, match="failed its audit"):
         audit(spoilt, case.expectation).require()
+
+
+def test_python_is_compared_with_the_merged_tree(case: Case) -> None:
+    core = "vllm/core.py"
+    same = replace(case.expectation, python={core: blob_id(CHANGES[core])})
+    assert failed(case.wheel, same) == set()
+    for python in ({core: blob_id(b"x = 2\n")}, {"vllm/more.py": blob_id(b"")}):
+        assert failed(case.wheel, replace(case.expectation, python=python)) == {EXACT}
 
 
 def test_repacking_alone_is_no_fault(case: Case, tmp_path: Path) -> None:
