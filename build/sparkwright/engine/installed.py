@@ -109,7 +109,7 @@ def read_installed(python: Path) -> EngineFacts:
     """Return the facts about the vLLM of the interpreter *python*.
 
     Raises:
-        ServerError: it has none, or cannot be run.
+        ServerError: it has none, cannot be run, or the wheel's record of carries is broken.
     """
     try:
         found = json.loads(run([python, "-c", _ASK, REGISTRY, *_PACKAGES], timeout=60).text)
@@ -120,15 +120,20 @@ def read_installed(python: Path) -> EngineFacts:
             because=because.strip().rpartition("\n")[2],
             next_step="name the interpreter of an environment that has it, or a wheel",
         ) from error
+    try:
+        listed = json.loads(found["carries"] or '{"carries": []}')["carries"]
+        carries = frozenset(str(one["name"]) for one in listed if one["outcome"] in _MERGED)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ServerError(
+            f"the record of carries in vLLM's wheel at {python} cannot be read",
+            because=repr(error),
+            next_step="install the wheel again; `sparkwright audit` checks it",
+        ) from error
     companion = _parsed(found["companion"])
     return EngineFacts(
         version=str(found["version"]),
         machine=str(found["machine"]),
-        carries=frozenset(
-            str(one["name"])
-            for one in _parsed(found["carries"]).get("carries", ())
-            if one["outcome"] in _MERGED
-        ),
+        carries=carries,
         codes=_asked(_parsed(found["kernels"]).get("binaries", [])),
         packages=found["packages"],
         architectures=frozenset(_ARCHITECTURE.findall(found["registry"])),

@@ -167,6 +167,13 @@ def test_a_wheel_says_what_was_merged_into_it(tmp_path: Path) -> None:
     assert found.carries == {"tie-weights", "uma-clamp"}
 
 
+@pytest.mark.parametrize("record", ["{", "[]", '{"carries": [{"name": "x"}]}', '{"carries": null}'])
+def test_a_broken_record_of_carries_is_an_error(tmp_path: Path, record: str) -> None:
+    python = made(tiny_wheel(tmp_path, "0.24.0", record), tmp_path / "env")
+    with pytest.raises(ServerError, match="record of carries"):
+        read_installed(python)
+
+
 def test_smoke_starts_on_generated_models(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     card(monkeypatch, tmp_path, "9.0")
     python = made(tiny_wheel(tmp_path, "0.24.0"), tmp_path / "env")
