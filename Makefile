@@ -18,7 +18,7 @@ LINE     := $(if $(SERIES),--series $(SERIES)) $(if $(PATCHSET),--patchset $(PAT
 JOB      := $(LINE) --platform $(PLATFORM) --source $(SOURCE) \
             --kernels $(KERNELS) $(if $(ARCH),--arch $(ARCH))
 
-.PHONY: help wheel plan serve verify verify-demo rehearse bisect triton test test-all test-unit test-integration test-slow test-prefixes test-long test-native test-systemd test-image test-verify test-verify-real test-upstream lint format prove nightly companion release-rehearsal publish status doctor fuzz mutations releases safety-net bench bench-native docs clean distclean
+.PHONY: help wheel plan serve verify verify-demo rehearse bisect triton test test-all test-unit test-integration test-slow test-prefixes test-long test-native test-systemd test-image test-verify test-verify-real test-upstream lint format prove nightly companion release-rehearsal publish status doctor fuzz mutations releases bench bench-native docs clean distclean
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/ ·/' | sort
@@ -178,10 +178,6 @@ mutations: $(VENV)/.ready ## Break every carry as its mutations.toml says, and s
 
 releases: $(VENV)/.ready ## Merge onto upstream's later releases, and record the outcomes that docs/adding-a-carry.md shows
 	$(BIN)/python scripts/upstream_releases.py $(ARGS)
-
-# Ten minutes on two quiet cores; what it compares is in tests/safety-net/. ARGS='--only NAME' for one item.
-safety-net: $(VENV)/.ready-test ## Compare what this checkout does with the record of the slimming's start
-	@$(BIN)/python scripts/safety_net compare $(ARGS)
 
 bench: $(VENV)/.ready-test ## Time merging and assembling against the obvious alternatives
 	$(BIN)/python scripts/bench/merge.py
