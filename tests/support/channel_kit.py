@@ -13,10 +13,12 @@ from sparkwright.publish.channel import ChannelState
 from sparkwright.publish.evidence import Candidate, ChannelPolicy, attach, require_evidence
 from sparkwright.publish.index import describe
 from sparkwright.publish.keys import published_root
+from sparkwright.publish.places import HttpMirror
 from sparkwright.publish.promote import ChannelPublisher
 from sparkwright.publish.reader import VerifiedChannel, verify_channel
 from sparkwright.publish.target import FolderTarget, Mirror, Target
 from sparkwright.publish.trust import Trust, place_of
+from sparkwright.upstream.network import IndexSettings
 
 POLICY = ChannelPolicy(requires=("audit",), expires_days=30)
 
@@ -147,3 +149,11 @@ class ChannelWorld:
     def listed(self, channel: str = "nightly") -> dict[str, str | None]:
         """Return what the channel lists: reasons of yanks, or `None`, by version."""
         return {file.version: file.yanked for file in self.publisher().require(channel).state.files}
+
+
+SETTINGS = IndexSettings(attempts=2, backoff_s=0.01, timeout_s=1)
+"""Limits of a reader and a publisher in tests: two tries, one second each."""
+
+
+def mirror_of(pages: str) -> HttpMirror:
+    return HttpMirror(pages, SETTINGS)

@@ -1,6 +1,6 @@
-"""Commands that serve a model, in a script, a container's, or another tool's recipe.
+"""Commands that serve a model: those of a shell script, and those that run a container.
 
-Nothing is run. Read `read_yaml`, `commands_of_yaml` and `commands_of_script` first. Of a shell's syntax
+Nothing is run. Read `commands_of_script` first. Of a shell's syntax
 assignments, ``$NAME`` and ``${NAME:-default}`` are read; conditions are not decided, and arrays are refused.
 """
 
@@ -51,7 +51,7 @@ _SERVER = re.compile(r"vllm\.entrypoints\.(?:openai\.api_server|cli\.main)$")
 _PACKAGES = re.compile(r"/(?:site|dist)-packages/")
 _INSTALLS = re.compile(r"(?:sudo )?(?:uv )?(?:pip3?|apt|apt-get)(?: -\S+)* install\b")
 _SOURCED = re.compile(r"(?:source|\.) (?!\S*/activate\b)\S+$")
-_UNREAD = "the variables in it are not read"
+UNREAD = "the variables in it are not read"
 _VARIABLE = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _ARRAY = re.compile(r"(?<![\w-])\w+\+?=\(")
 # Options that no other server has, where an image's name does not say which it is.
@@ -60,8 +60,6 @@ _OF_VLLM = re.compile(r"--(?:max[-_]model[-_]len|gpu[-_]memory[-_]utilization)(?
 _SHOWS = frozenset(
     {"#", "alias", "cat", "echo", "grep", "ls", "man", "pgrep", "pkill", "printf", "test", "[", "which"}
 )
-_MOST_ALIASES = 32  # of YAML; each may double what it stands for
-_DEEPEST = 64  # of YAML; reading takes the square of it
 # Of ``docker run``: options without a value; all others have one.
 _ALONE = {
     *("-d", "--detach", "-i", "--interactive", "-t", "--tty", "--rm", "--init", "--privileged", "-P"),
@@ -102,133 +100,10 @@ class ServeCommand:
     remarks: list[Remark] = field(default_factory=list)
 
 
-def read_yaml(text: str) -> dict[str, Any] | None:
-    """Return the mapping that *text* is as YAML; `None` for a command or script."""
-    import yaml
-
-    aliases = depth = 0
-    try:
-        for one in yaml.parse(text):
-            aliases += isinstance(one, yaml.AliasEvent)
-            depth += isinstance(one, yaml.CollectionStartEvent) - isinstance(one, yaml.CollectionEndEvent)
-            if aliases > _MOST_ALIASES or depth > _DEEPEST:
-                return None
-        data = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, KeyError, RecursionError):  # a date that is none, tags, nesting
-        return None
-    return data if isinstance(data, dict) and {"services", "command", "model"} & data.keys() else None
-
-
-def commands_of_yaml(data: Mapping[str, Any]) -> list[ServeCommand]:
-    """Return the servers of a compose file, or of another tool's recipe.
-
-    Raises:
-        ConfigError: a name in the recipe's command has no value, or a part is of another kind.
-    """
-    services = data.get("services")
-    if isinstance(services, dict):
-        return [
-            one for service in services.values() if isinstance(service, dict) for one in _service(service)
-        ]
-    remarks = [
-        Remark("left out", f"{key}: {', '.join(_listed(data, key))}", why)
-        for key, why in (
-            ("mods", "patches of another image are not applied"),
-            ("build_args", "the wheel is built by its own patchset"),
-            ("pre_exec", "nothing is run before the server"),
-        )
-        if data.get(key)
-    ]
-    if "vllm" not in (runtime := str(data.get("runtime") or "vllm")):
-        shown = SECRET_VALUE.sub("…", runtime)
-        raise ConfigError("this is no recipe of vLLM", because=f"its runtime is {shown}")
-    defaults = {**_variables(data, "defaults"), "model": str(data.get("model") or "")}
-    environment = _variables(data, "env")
-    if not data.get("command"):
-        flags = {name: value for name, value in defaults.items() if name != "model"}
-        words = [defaults["model"], *(word for name, value in flags.items() for word in _long(name, value))]
-        return [ServeCommand(words, environment, remarks=remarks)]
-    command = data["command"]
-    command = _filled(shlex.join(map(str, command)) if isinstance(command, list) else str(command), defaults)
-    found = list(commands_of_script(command, environment))
-    for one in found:
-        one.contained = one.contained or bool(data.get("container"))
-        one.remarks[:0] = remarks
-    return found
-
-
-def _variables(data: Mapping[str, Any], key: str) -> dict[str, str]:
-    """Return a mapping, or a list of NAME=VALUE, as texts by name."""
-    stated = data.get(key) or {}
-    if isinstance(stated, list):
-        stated = dict(map(_assigned, map(str, stated)))
-    if not isinstance(stated, dict):
-        raise ConfigError(f"{key} cannot be read", because="it is neither a mapping nor a list of NAME=VALUE")
-    return {str(name): _written(value) for name, value in stated.items()}
-
-
-def _assigned(text: str) -> tuple[str, str]:
+def assigned(text: str) -> tuple[str, str]:
     """Return the name and value of NAME=VALUE; a NAME alone has the shell's, as Docker takes it."""
     name, equals, value = text.partition("=")
     return name, value if equals else f"${name}"
-
-
-def _listed(data: Mapping[str, Any], key: str) -> list[str]:
-    """Return the texts of a list, or a single one."""
-    stated = data.get(key) or []
-    return [str(one) for one in (stated if isinstance(stated, list) else [stated])]
-
-
-def _long(name: str, value: str) -> list[str]:
-    """Return the words of a default that a tool passes on as a flag."""
-    flag = {"tensor_parallel": "tensor-parallel-size", "pipeline_parallel": "pipeline-parallel-size"}
-    option = f"--{flag.get(name, name.replace('_', '-'))}"
-    return [option] if value == "true" else [] if value == "false" else [option, value]
-
-
-def _filled(command: str, values: Mapping[str, str]) -> str:
-    """Return *command* with ``{name}`` replaced, and where braces are doubled, ``{{`` and ``}}`` as braces.
-
-    Raises:
-        ConfigError: a name has no value.
-    """
-
-    def value(found: re.Match[str]) -> str:
-        if found[0] in {"{{", "}}"}:
-            return found[0][0]
-        if found[1] not in values:
-            raise ConfigError(
-                f"{{{found[1]}}} in the command has no value",
-                because=f"known are {', '.join(sorted(values))}",
-                next_step="add it to defaults",
-            )
-        return values[found[1]]
-
-    doubled = r"\{\{|\}\}|" if "{{" in command else ""
-    return re.sub(doubled + r"(?<!\$)\{(\w+)\}", value, command)
-
-
-def _service(service: Mapping[str, Any]) -> Iterator[ServeCommand]:
-    """Yield the server that a compose *service* runs."""
-    variables = _variables(service, "environment")
-    entry, words = ([*map(_interpolated, _words_of(service.get(key)))] for key in ("entrypoint", "command"))
-    variables = {name: _interpolated(value) for name, value in variables.items()}
-    mounts = dict(map(_mount, map(_interpolated, _listed(service, "volumes"))))
-    unread = [Remark("left out", f"env_file {name}", _UNREAD) for name in _listed(service, "env_file")]
-    for one in _of_image(_interpolated(str(service.get("image", ""))), entry, words, variables, mounts):
-        one.remarks += unread
-        yield one
-
-
-def _interpolated(text: str) -> str:
-    """Return *text* with the defaults of variables, which are those of the shell; ``$$`` is a dollar sign."""
-    return "$".join(_expanded(part, {}) for part in text.split("$$"))
-
-
-def _words_of(command: Any) -> list[str]:
-    return (
-        [_written(one) for one in command] if isinstance(command, list) else shlex.split(str(command or ""))
-    )
 
 
 def commands_of_script(text: str, environment: Mapping[str, str]) -> Iterator[ServeCommand]:
@@ -257,7 +132,7 @@ def commands_of_script(text: str, environment: Mapping[str, str]) -> Iterator[Se
         if _INSTALLS.match(line):
             remarks.append(Remark("left out", line, "the runtime is locked"))
         elif _SOURCED.match(line):
-            remarks.append(Remark("left out", line, _UNREAD))
+            remarks.append(Remark("left out", line, UNREAD))
         exports = words[0] == "export"
         rest, before = _assignments(words[exports:], {**known, **own}, everything=exports)
         if rest:
@@ -320,7 +195,7 @@ def _assignments(
     while words and ((found := _VARIABLE.fullmatch(words[0])) or everything):
         if found:
             old = before.get(found[1], values.get(found[1], "")) if found[2] else ""
-            before[found[1]] = old + _expanded(found[3], values)
+            before[found[1]] = old + expanded(found[3], values)
         words = words[1:]
     return words, before
 
@@ -330,7 +205,7 @@ def _used_names(text: str) -> set[str]:
     return {found[1] or found[2] for found in _USE.finditer(text)}
 
 
-def _expanded(word: str, values: Mapping[str, str]) -> str:
+def expanded(word: str, values: Mapping[str, str]) -> str:
     """Return *word* with shell variables that are known, or have a default, replaced; secrets are not.
 
     Raises:
@@ -341,7 +216,7 @@ def _expanded(word: str, values: Mapping[str, str]) -> str:
         name, sign = found[1] or found[2], (found[3] or "")[-1:]
         known = None if SECRET.search(name) else values.get(name)
         if sign in {"-", "="}:
-            return known or _expanded(found[4], values)
+            return known or expanded(found[4], values)
         return found[0] if known is None else known
 
     whole = _USE.sub(value, word)
@@ -356,7 +231,7 @@ def _expanded_words(words: list[str], values: Mapping[str, str]) -> list[str]:
     for word in words:
         if _ARGUMENTS.fullmatch(word):  # the script's own arguments, which the text does not hold
             continue
-        whole = _expanded(word, values)
+        whole = expanded(word, values)
         several = _USE.fullmatch(word) and (not whole or re.search(r"(?:^|\s)--?[A-Za-z]", whole))
         found += shlex.split(whole) if several else [whole]
     return found
@@ -401,13 +276,13 @@ def _of_container(words: Sequence[str]) -> Iterator[ServeCommand]:
         option, value = _docker_option(rest)
         match option:
             case "-e" | "--env":
-                environment |= dict([_assigned(value)])
+                environment |= dict([assigned(value)])
             case "-v" | "--volume":
-                mounts |= dict([_mount(value)])
+                mounts |= dict([mount_of(value)])
             case "--entrypoint":
                 entry = shlex.split(value)
             case "--env-file":
-                remarks.append(Remark("left out", f"--env-file {value}", _UNREAD))
+                remarks.append(Remark("left out", f"--env-file {value}", UNREAD))
             case _:
                 unused.append(option)  # its value may be a secret
     if "--privileged" in unused:
@@ -415,7 +290,7 @@ def _of_container(words: Sequence[str]) -> Iterator[ServeCommand]:
     if unused:
         why = "a recipe is served without a container, or by the image that ci/image.sh builds"
         remarks.append(Remark("left out", ", ".join(dict.fromkeys(unused)), why))
-    for one in _of_image(rest[0], entry, rest[1:], environment, mounts) if rest else ():
+    for one in commands_of_image(rest[0], entry, rest[1:], environment, mounts) if rest else ():
         one.remarks += remarks
         yield one
 
@@ -431,7 +306,7 @@ def _docker_option(rest: list[str]) -> tuple[str, str]:
     return option, value
 
 
-def _of_image(
+def commands_of_image(
     image: str,
     entry: Sequence[str],
     words: Sequence[str],
@@ -454,13 +329,13 @@ def _of_image(
         yield one
 
 
-def _mount(text: str) -> tuple[str, str]:
+def mount_of(text: str) -> tuple[str, str]:
     """Return the place in the container and the host's folder of a volume."""
     source, _, place = text.partition(":")
     return place.partition(":")[0], source
 
 
-def _written(value: Any) -> str:
+def written(value: Any) -> str:
     """Return a value of YAML as a command line has it; nothing for null."""
     if isinstance(value, dict | list):
         return json.dumps(value, default=str)

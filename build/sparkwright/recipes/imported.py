@@ -26,11 +26,10 @@ from sparkwright.recipes.commands import (
     Remark,
     ServeCommand,
     commands_of_script,
-    commands_of_yaml,
-    read_yaml,
 )
 from sparkwright.recipes.recipe import Recipe, refused_variable
 from sparkwright.recipes.release_options import Problem
+from sparkwright.recipes.yaml_commands import commands_of_yaml, read_yaml
 
 _ALIASES = {
     "-tp": "tensor-parallel-size",
