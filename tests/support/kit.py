@@ -177,7 +177,7 @@ class Scene:
 
 
 def git(folder: Path, *arguments: str) -> str:
-    """Run git as upstream's maintainers do, with nobody's configuration."""
+    """Run git as an upstream maintainer, without reading any user or system configuration."""
     return run(["git", *arguments], cwd=folder, env={**git_environment(), **_WHO}).text
 
 

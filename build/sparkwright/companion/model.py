@@ -19,7 +19,7 @@ Argument = str | int | bool
 
 
 class ModuleCost(Model, frozen=True):
-    """What the units of a module took to compile, on one core.
+    """The CPU time and memory of compiling a module, unit by unit.
 
     Attributes:
         units: number of its units.
@@ -66,7 +66,7 @@ class KernelModule(Model, frozen=True):
 
 
 class ModelShape(Model, frozen=True):
-    """What a checkpoint's configuration says, as far as it decides on kernels.
+    """The values of a checkpoint's configuration that decide which kernels its server calls.
 
     Attributes:
         experts: it is a mixture of experts.

@@ -41,7 +41,7 @@ _SHIM = "flashinfer_jit_cache"
 _DIGEST_DIGITS = 8
 
 _SHIM_TEXT = '''\
-"""Where FlashInfer asks for kernels that were compiled ahead of time: each installed provider's."""
+"""List the installed packages of compiled kernels for FlashInfer."""
 
 import logging
 from importlib.metadata import entry_points

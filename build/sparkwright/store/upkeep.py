@@ -404,7 +404,10 @@ def _record_faults(store: Store) -> Iterator[StoreFault]:
 
 
 def _name_faults(store: Store) -> Iterator[StoreFault]:
-    """Yield names in ``named/`` of files that are gone; one that leads elsewhere is made anew when used."""
+    """Yield the names in ``named/`` whose file no longer exists.
+
+    A name that points to a wrong file is not yielded: `named_file` replaces it when it is next used.
+    """
     for path in sorted(store.named.glob("*/*")):
         prefix = path.parent.name
         if not any((store.files / prefix[:2]).glob(f"{prefix}*")):

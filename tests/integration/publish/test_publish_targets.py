@@ -81,7 +81,7 @@ def place_at(address: str) -> Place:
         found = open_target(address).read(WHEEL)
         return found and found.data
 
-    # Each publisher opens the target anew.
+    # Each publisher opens the target itself, with a connection of its own.
     return Place(
         lambda file, digest: open_target(address).put_file(WHEEL, file, digest),
         read,

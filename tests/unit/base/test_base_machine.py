@@ -77,7 +77,7 @@ def test_limits_of_every_group_above_hold(root: Path) -> None:
     ("files", "total", "available"),
     [
         ({"memory_max": 24, "memory_current": 20}, 24, 4),
-        # Files that nobody uses can be reclaimed at once.
+        # The kernel can reclaim cached pages of files that no process has mapped.
         ({"memory_max": 24, "memory_current": 20, "memory_stat": f"anon 5\ninactive_file {9 * MIB}"}, 24, 13),
         ({"memory_max": 30, "memory_high": 16, "memory_current": 6}, 16, 10),
         ({"memory_max": 2, "memory_current": 3}, 2, 0),

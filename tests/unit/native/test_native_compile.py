@@ -110,9 +110,9 @@ def driver(tmp_path: Path) -> Driver:
 
 
 def total(heard: Recorder) -> dict[str, Any]:
-    """What is told of the whole build."""
-    (told,) = heard.of("native.compiled")
-    return told
+    """Return the event that the build emits about all its units."""
+    (event,) = heard.of("native.compiled")
+    return event
 
 
 def order(heard: Recorder) -> list[str]:

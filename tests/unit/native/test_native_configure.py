@@ -124,7 +124,7 @@ def key_after(repository: Repository, inputs: Inputs, change: dict[str, bytes | 
 
 
 @pytest.mark.parametrize(
-    ("change", "anew"),
+    ("change", "reconfigures"),
     [
         ({"source/csrc/kernel.cu": b"edited"}, False),
         ({"deps/headers/include/math.h": b"#define M 2"}, False),
@@ -138,8 +138,8 @@ def key_after(repository: Repository, inputs: Inputs, change: dict[str, bytes | 
         "kernel", "header", "project", "generator", "added kernel", "removed kernel", "a dependency's project"
     ],
 )  # fmt: skip
-def test_what_cmake_reads_or_lists_configures_anew_and_nothing_else(repository, inputs, change, anew):
-    assert (key_after(repository, inputs, change) != key_after(repository, inputs, {})) is anew
+def test_what_cmake_reads_or_lists_configures_anew_and_nothing_else(repository, inputs, change, reconfigures):
+    assert (key_after(repository, inputs, change) != key_after(repository, inputs, {})) is reconfigures
 
 
 def test_target_toolchain_and_arguments_configure_anew_and_places_do_not(

@@ -1,4 +1,4 @@
-"""Describe a run for an owner's report: figures, verdicts, names of ours, and the kind of machine."""
+"""Describe a run for an owner's report: figures, verdicts, wheel, recipe and the kind of machine."""
 
 from __future__ import annotations
 
