@@ -21,20 +21,21 @@ from sparkwright.store.disk import hold
 
 _OBJECT_ID = re.compile(r"[0-9a-f]{40}")
 _REF_FORBIDDEN = re.compile(r"[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|^[-+/.]|/\.|\.lock(/|$)|[/.]$|^@$")
+_WHO = re.compile(r"(?P<scheme>[^/:]*:/+)?(?P<user>[^/]*)@")
 _SCP_LIKE = re.compile(r"(?P<user>[A-Za-z0-9_][\w.-]*@)?(?P<host>[A-Za-z0-9][\w.-]*):(?P<path>[^-:].*)")
 
 
 def refuse_secret(value: str) -> None:
-    """Do nothing if the address *value* holds no password, and no name that may be a token.
+    """Do nothing if the address *value* holds no password, no query, and no name that may be a token.
 
     Addresses stand in messages, in events and on git's command line. ssh asks for a name.
     """
-    scheme, url, rest = value.partition("://")
-    user, at, _ = rest.partition("/")[0].rpartition("@")
-    if url and at and (scheme != "ssh" or ":" in user):
-        shown = f"{scheme}://{rest[len(user) + 1 :]}"
+    address, query, _ = value.partition("?")
+    who = _WHO.match(address)
+    if query or (who and (":" in who["user"] or who["scheme"] not in {None, "ssh://"})):
+        shown = f"{who['scheme'] or ''}{address[who.end() :]}" if who else address
         raise RefError(
-            f"{shown!r} was given with a name or a password before its host",
+            f"{shown!r} was given with a name or a password before its host, or with a query",
             because="addresses are shown and kept in events, and what is in them would be too",
             next_step="leave them out; where the host asks who you are, use its ssh:// address and a key",
         )
@@ -80,6 +81,8 @@ def check_address(value: str) -> str:
 
     A path of an existing folder becomes a ``file://`` address.
     """
+    if value and "://" not in value and (folder := Path(value)).is_dir():
+        return folder.resolve().as_uri()
     refuse_secret(value)
     if not value or value.startswith("-") or "\n" in value or "\x00" in value:
         raise RefError(
@@ -94,9 +97,6 @@ def check_address(value: str) -> str:
                 next_step="use https://, ssh:// or file://",
             )
         return value
-    folder = Path(value)
-    if folder.is_dir():
-        return folder.resolve().as_uri()
     if "::" not in value and _SCP_LIKE.fullmatch(value):
         return value
     raise RefError(

@@ -54,7 +54,9 @@ def test_addresses_of_remotes_are_taken(address: str) -> None:
     "address",
     [
         "https://user:s3cret@host/x.git", "https://s3cret@host/x.git", "https://s3cret@user@host/x.git",
-        "ssh://git:s3cret@host/x.git", "http://user:s3cret@host/x.git",
+        "ssh://git:s3cret@host/x.git", "http://user:s3cret@host/x.git", "https:/user:s3cret@host/x.git",
+        "user:s3cret@host/x.git", "https://host/x.git?token=s3cret", "host/x?token=s3cret@",
+        "ftp://user@host/x?token=s3cret",
     ],
 )  # fmt: skip
 def test_secrets_in_addresses_are_refused_and_not_repeated(tmp_path, heard, address):
@@ -72,11 +74,11 @@ def test_secrets_in_addresses_are_refused_and_not_repeated(tmp_path, heard, addr
 
 
 def test_a_folder_becomes_an_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "a b#c%d"
+    folder = tmp_path / "a:b@c?d#e%f"
     folder.mkdir()
     assert check_address(str(folder)) == folder.as_uri()
     monkeypatch.chdir(tmp_path)
-    assert check_address("a b#c%d") == folder.as_uri()
+    assert check_address("a:b@c?d#e%f") == folder.as_uri()
 
 
 @examples(max_examples=300)
