@@ -197,7 +197,7 @@ class Command(click.Command):
         """
         stated, _, _ = self.make_parser(ctx).parse_args(args=list(args))
         rest = super().parse_args(ctx, args)
-        for one in self.params:
+        for one in self.get_params(ctx):
             value = ctx.params.get(str(one.name))
             given = stated.get(str(one.name))
             path, takes_any = isinstance(one.type, click.Path), one.type is click.UNPROCESSED

@@ -73,6 +73,7 @@ def test_they_stand_anywhere_behind_the_command(place: int, tmp_path: Path) -> N
 @click.option("--names", type=LISTED, default=())
 @click.option("--set", multiple=True)
 @click.option("--any", type=click.UNPROCESSED)
+@takes("series", "store_url", "patchset")
 def sized(**values: Any) -> None:
     """Print what it gets."""
     click.echo(json.dumps(values, default=str))
@@ -81,12 +82,15 @@ def sized(**values: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["--out", "."], 0, '{"out": "."'),
+        (["--out", "."], 0, '"out": "."'),
         (["--out="], 2, "it is empty; name a file or folder"),
         (["--name", ""], 2, "it is empty; leave it out, or give a value"),
         (["--names", ""], 2, "it is empty; leave it out, or give a list"),
         (["--names", " , "], 2, "it is empty; leave it out, or give a list"),
         (["--set", ""], 2, "it is empty; leave it out, or give a value"),
+        (["--series="], 2, "'--series': it is empty; leave it out, or give a value"),
+        (["--store", ""], 2, "'--store': it is empty; leave it out, or give a value"),
+        (["--patchset", ""], 2, "'--patchset': it is empty; leave it out, or give a value"),
         (["--any", ""], 0, '"any": ""'),
         (["--days", "2"], 0, '"days": 2.0'),
         (["--days", "nan"], 2, "nan is no number of anything"),
