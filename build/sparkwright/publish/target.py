@@ -271,13 +271,14 @@ class FolderTarget:
         at = self._at(path)
         with _using(f"reading {at}"):
             try:
-                handle = os.open(at, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                # With an opener, what was opened is closed where it is a folder; `os.fdopen` leaves it open.
+                stream = open(at, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK))  # noqa: SIM115
             except (FileNotFoundError, NotADirectoryError):
                 yield None
                 return
-            with os.fdopen(handle, "rb") as stream:
+            with stream:
                 within = at.resolve().is_relative_to(self.folder.resolve())
-                if not (within and stat.S_ISREG(os.fstat(handle).st_mode)):
+                if not (within and stat.S_ISREG(os.fstat(stream.fileno()).st_mode)):
                     raise UploadError(
                         f"{at} was not read", because="it is no plain file of that folder", next_step=_COPY
                     )

@@ -40,8 +40,10 @@ def test_of_two_writers_at_once_one_wins(target: FolderTarget) -> None:
 
 def test_a_folder_in_the_place_of_a_file_is_one_clear_error(target: FolderTarget) -> None:
     (target.folder / "p").mkdir(parents=True)
+    before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(StorageError, match="is a directory"):
         target.read("p")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before, "and it is closed"
     (target.folder / "f").write_bytes(b"x")
     with pytest.raises(StorageError, match=r"file exists|not a directory"):
         target.replace("f/p", b"1", expected=None)
