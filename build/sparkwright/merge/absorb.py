@@ -141,7 +141,7 @@ def reverse_applies(repository: Repository, change: CarryChange, target: str) ->
     """
     theirs_commit = repository.commit(change.theirs, message="the change")
     without = merge_trees(repository, base=theirs_commit, ours=target, theirs=change.base)
-    if not without.clean or without.tree == target:
+    if not without.clean:
         return False
     again = merge_trees(repository, base=change.base_commit, ours=without.tree, theirs=change.theirs)
     return again.clean and again.tree == target

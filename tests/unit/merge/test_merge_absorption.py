@@ -169,6 +169,7 @@ def test_reverse_apply_finds_what_conflicts_forwards(scene, base, with_change, t
         (NEW, OLD.replace("return 3", "return 30"), False),
         (NEW, "", False),
         (BOTH, NEW, False),
+        ("\0new", "\0other", False),  # git keeps the target's form of a binary file where both changed it
     ],
 )
 def test_reverse_apply_wants_the_whole_change(scene: Scene, change: str, target: str, *, found: bool) -> None:
