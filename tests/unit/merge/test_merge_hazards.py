@@ -374,22 +374,16 @@ def test_code_that_is_nested_as_deep_as_python_takes_is_merged(scene: Scene) -> 
 # Findings on clean merges, remembered in the store under the trees that determine them ----
 
 
-BASE = (
-    "def grow(size):\n    first = size\n\n    second = size\n\n    third = size\n    return first\n\n\n"
-    + "".join(f"def middle_{number}():\n    return {number}\n\n\n" for number in range(6))
-)
-UPSTREAM = BASE.replace("first = size", "first = size + 1")
-HAZARDOUS = BASE.replace("third = size", "third = size + 1")
-FLAWED = BASE + "LIMIT = 2\n"
+BASE = "def grow(size):\n    first = size\n\n    second = size\n\n    third = size\n\n\n" + MIDDLE
 
 
 @pytest.fixture
 def remembering(scene: Scene, store: Store) -> Scene:
     """Carries of which one merges into a hazard and another into a flaw."""
     scene.base, scene.store = {FILE: BASE}, store
-    scene.target = {FILE: "LIMIT = 1\n\n\n" + UPSTREAM}
-    scene.add("hazardous", {FILE: HAZARDOUS})
-    scene.add("flawed", {FILE: FLAWED})
+    scene.target = {FILE: "LIMIT = 1\n\n\n" + BASE.replace("first = size", "first = size + 1")}
+    scene.add("hazardous", {FILE: BASE.replace("third = size", "third = size + 1")})
+    scene.add("flawed", {FILE: BASE + "LIMIT = 2\n"})
     return scene
 
 
