@@ -77,7 +77,7 @@ def built_wheel(folder: Path, platform: str, series: Sequence[str], present: Pre
     order = [*(one for one in present if one in series or not series), *series]
     if not fitting:
         wanted = list(dict.fromkeys(order if series else ()))
-        raise _none(folder, platform, wanted, [wheel.name for wheel in wheels])
+        raise _none(folder, platform, wanted, [wheel.name for wheel in wheels], present)
     order += sorted({series_of(version) for version in fitting.values()}, key=Version, reverse=True)
     of_spec = {wheel: version for wheel, version in fitting.items() if is_present(version, present)}
     for candidates, why in ((of_spec, "the present build spec of"), (fitting, "the highest revision of")):
@@ -102,14 +102,18 @@ def _ordered(version: str) -> Version:
     return Version(f"{parsed.public}+{'.'.join(filter(None, parts)) or '0'}")
 
 
-def _none(folder: Path, platform: str, series: Sequence[str], others: Collection[str]) -> NoWheelError:
+def _none(
+    folder: Path, platform: str, series: Sequence[str], others: Collection[str], present: PresentSpecs
+) -> NoWheelError:
     wanted = f" --series {series[0]}" if series else ""
     of_series = f" of series {' or '.join(series)}" if series else ""
+    make = f"sparkwright wheel --platform {platform}{wanted} --kernels upstream, which takes minutes"
+    if series and present and not set(series) & set(present):
+        make = f"take a series that there is: --series {' or '.join(present)}"
     return NoWheelError(
         f"{folder} holds no wheel{of_series} for this machine, which is {platform}",
         because=f"it holds {', '.join(others)}" if others else "it holds none at all",
-        next_step=f"sparkwright wheel --platform {platform}{wanted} --kernels upstream, which takes minutes, "
-        "or give a wheel, --channel or --python",
+        next_step=f"{make}; or give a wheel, --channel or --python",
     )
 
 
