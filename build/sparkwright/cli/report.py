@@ -27,13 +27,20 @@ from sparkwright.cli.options import (
 )
 from sparkwright.cli.output import showing_events
 from sparkwright.cli.session import Session, run_read_only
-from sparkwright.cli.verify import DEFAULT_RECIPE, execute, failure_of, options_of, refuse_stated, shown
-from sparkwright.engine.offered import offered_wheel
+from sparkwright.cli.verify import (
+    DEFAULT_RECIPE,
+    execute,
+    failure_of,
+    options_of,
+    refuse_stated,
+    shown,
+    wheel_here,
+)
 from sparkwright.publish.evidence import POLICY_FILE, attach_report, load_policies
 from sparkwright.publish.index import dist_folder
 from sparkwright.publish.keys import load_report_key
 from sparkwright.publish.owner_report import PAGE, SignedReport, add_reports, sign_report
-from sparkwright.recipes.recipe import load_recipe, recipes
+from sparkwright.recipes.recipe import recipes
 from sparkwright.store.disk import storing, write_atomically
 from sparkwright.verify.journal import FILE, read_journal
 from sparkwright.verify.options import VerifyOptions
@@ -107,7 +114,7 @@ def command(
 def _verified(wheel: Path | None, recipe: str, use: str, *, offline: bool, force: bool) -> Results:
     """Return the results of the usual verification of *wheel*, or of the one that `verify` would take."""
     if wheel is None:
-        chosen = offered_wheel(None, "", load_recipe(recipe).series, offline=offline, make=True)
+        chosen = wheel_here(recipe, use, offline=offline, force=force)
         wheel = chosen.wheel
         click.echo(f"verifying {wheel}: {chosen.why}", err=True)
     asked = {"demo": False, "url": "", "python": "", "profile": "", "recipe": recipe, "use": use}

@@ -33,13 +33,14 @@ from sparkwright.cli.options import (
 from sparkwright.cli.output import EVENTS, NOT_OURS, events_kept, showing_events
 from sparkwright.distributed.cluster import Cluster
 from sparkwright.distributed.tasks import parse_cluster
+from sparkwright.engine.environment import OfferedWheel
 from sparkwright.engine.findings import Verdict
 from sparkwright.engine.offered import offered_wheel
 from sparkwright.publish.evidence import attach
 from sparkwright.publish.index import dist_folder
 from sparkwright.recipes.recipe import load_recipe
-from sparkwright.serve.preflight.finding import warn_or_refuse
-from sparkwright.serve.preflight.run import look_before
+from sparkwright.serve.preflight.finding import require_clear, warn_or_refuse
+from sparkwright.serve.preflight.run import EARLY, look_before
 from sparkwright.store.paths import open_store
 from sparkwright.store.remote.tier import open_tier
 from sparkwright.verify.datasets import read_prompts
@@ -143,13 +144,32 @@ def options_of(wheel: Path | None, asked: dict[str, Any]) -> VerifyOptions:
         )
     given["profile"] = asked["profile"] or ("demo" if demo else "quick")
     if not (asked["url"] or demo):
-        given["recipe"] = asked["recipe"] or ("smoke" if asked["profile"] == "smoke" else DEFAULT_RECIPE)
+        given["recipe"] = _recipe_of(asked)
     if "prompts" in given:
         read_prompts(Path(given["prompts"]))  # refused before any server starts
         given["prompts_sha256"] = sha256_file(Path(given["prompts"]))
     if wheel is not None:
         given["wheel"] = str(wheel.absolute())
     return VerifyOptions(**given, simulator=demo)
+
+
+def _recipe_of(asked: dict[str, Any]) -> str:
+    return str(asked["recipe"] or ("smoke" if asked["profile"] == "smoke" else DEFAULT_RECIPE))
+
+
+def wheel_here(
+    named: str, use: str, *, offline: bool, force: bool, cluster: str = "", make: bool = True
+) -> OfferedWheel:
+    """Return the wheel that 'serve' takes for the recipe *named*, made if there is none.
+
+    A machine that could not serve it is refused first: making a wheel takes minutes. One of a *cluster* is
+    not known yet.
+    """
+    recipe = load_recipe(named, use)
+    if make and not cluster:
+        found = look_before(recipe, offline=offline)
+        require_clear((one for one in found if one.check in EARLY), force=force)
+    return offered_wheel(None, "", recipe.series, offline=offline, make=make)
 
 
 _COMPARE = "sparkwright.cli.verify_compare"
@@ -200,8 +220,10 @@ def command(
             options = recorded_options(context, resume, asked, key)
         else:
             if not (wheel or any(asked[name] for name in ("python", "url", "demo"))):
-                series = load_recipe(asked["recipe"]).series if asked["recipe"] else ()
-                chosen = offered_wheel(None, "", series, offline=offline, make=not only_plan)
+                chosen = wheel_here(
+                    _recipe_of(asked), asked["use"], offline=offline, force=force, cluster=cluster,
+                    make=not only_plan,
+                )  # fmt: skip
                 wheel = chosen.wheel
                 if not (quiet or as_json):
                     click.echo(f"verifying {wheel}: {chosen.why}", err=True)

@@ -24,7 +24,7 @@ from sparkwright.base.errors import (
     UnknownNameError,
 )
 from sparkwright.cli.serve import _watching
-from sparkwright.recipes.recipe import load_recipe
+from sparkwright.recipes.recipe import load_recipe, shipped_path
 
 RECIPE = "rehearsal-smollm2"
 
@@ -262,6 +262,18 @@ def test_what_the_machine_lacks_is_found_before_a_wheel_is_made(
     assert ran.status == PreflightError.exit_code, ran.said
     assert "there is no room to install vLLM" in ran.said
     assert not world.wheels
+
+
+def test_no_wheel_is_made_to_verify_where_no_card_could_serve_it(world: World) -> None:
+    world.list_carries([])
+    world.environment["XDG_DATA_HOME"] = str(world.folder)
+    shipped = shipped_path("qwen3.6-27b-dflash").read_text()
+    recipe = world.folder / "recipe.toml"
+    recipe.write_text(shipped.replace('"12.1"', '"99.0"').replace('series = ["0.24", "0.33"]\n', ""))
+    for command in ("verify", "report"):
+        ran = world.call(command, "--recipe", str(recipe))
+        assert ran.status == PreflightError.exit_code, ran.said
+        assert not world.wheels
 
 
 def test_a_limit_of_the_watch_turns_it_on() -> None:
