@@ -194,8 +194,11 @@ class Forge:
             for attempt in retrying(settings, path):
                 with attempt, file.open("rb") if file else nullcontext() as body:
                     answer = self._session.request(
-                        method, address, headers=headers, data=body, json=json, timeout=settings.timeout_s
-                    )
+                        method, address, headers=headers, data=body, json=json, timeout=settings.timeout_s,
+                        allow_redirects=False,
+                    )  # fmt: skip
+                    if answer.is_redirect:  # its answer could name where the token is sent next
+                        raise requests.HTTPError(response=answer)
                     if not (method == "DELETE" and answer.status_code == HTTPStatus.NOT_FOUND):  # it is gone
                         answer.raise_for_status()
                     return decode_json(answer.content or b"null", kind)
@@ -248,7 +251,11 @@ def _refused(what: str, error: Exception) -> SparkwrightError:
         or told.get("X-RateLimit-Remaining") == "0"
     ):
         step = "wait some minutes, as the forge limits requests; the same command then goes on"
-    elif status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_FOUND}:
+    elif response.is_redirect or status in {
+        HTTPStatus.UNAUTHORIZED,
+        HTTPStatus.FORBIDDEN,
+        HTTPStatus.NOT_FOUND,
+    }:
         step = "check GITHUB_REPOSITORY, and that the token in GITHUB_TOKEN may write contents"
     return UploadError(what, because=because, next_step=step)
 

@@ -175,6 +175,13 @@ def open_session(settings: IndexSettings) -> requests.Session:
     class Session(requests.Session):
         """Keeps credentials from hosts that a redirect names."""
 
+        def resolve_redirects(self, *words: Any, **options: Any) -> Iterator[requests.Response]:
+            """Raise an error of `requests` for an address that is none, where it has a plain `ValueError`."""
+            try:
+                yield from super().resolve_redirects(*words, **options)
+            except ValueError as error:
+                raise requests.exceptions.InvalidURL(f"a redirect leads to no address: {error}") from error
+
         def rebuild_auth(
             self, prepared_request: requests.PreparedRequest, response: requests.Response
         ) -> None:

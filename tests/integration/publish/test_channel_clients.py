@@ -138,20 +138,6 @@ class _HugeWheels(_Huge):
     wheels = True
 
 
-@pytest.mark.parametrize(
-    ("handler", "error", "says"),
-    [(_Huge, FetchError, "more than"), (_HugeWheels, TamperedError, f"has {10**15} bytes")],
-)
-def test_a_stated_size_beyond_reason_is_not_waited_for(
-    published: ChannelWorld, handler: type[Handler], error: type[Exception], says: str
-) -> None:
-    began = time.monotonic()
-    with served(published.published, handler) as (address, _), pytest.raises(error) as caught:
-        published.verify(mirror=HttpMirror(address, SETTINGS))
-    assert says in getattr(caught.value, "because", "")
-    assert time.monotonic() - began < SETTINGS.timeout_s
-
-
 class _Noting(Handler):
     elsewhere: ClassVar[str] = ""
     keys: ClassVar[list[tuple[str, bool]]] = []
@@ -168,6 +154,28 @@ class _Noting(Handler):
         self.send_header("Location", f"http://{self.elsewhere}:{port}{self.path}?moved")
         self.send_header("Content-Length", "0")
         self.end_headers()
+
+
+class _Nowhere(_Noting):
+    elsewhere = "["
+
+
+@pytest.mark.parametrize(
+    ("handler", "error", "says"),
+    [
+        (_Huge, FetchError, "more than"),
+        (_HugeWheels, TamperedError, f"has {10**15} bytes"),
+        (_Nowhere, FetchError, "no address"),
+    ],
+)
+def test_an_answer_beyond_reason_is_told_and_not_waited_for(
+    published: ChannelWorld, handler: type[Handler], error: type[Exception], says: str
+) -> None:
+    began = time.monotonic()
+    with served(published.published, handler) as (address, _), pytest.raises(error) as caught:
+        published.verify(mirror=HttpMirror(address, SETTINGS))
+    assert says in getattr(caught.value, "because", "")
+    assert time.monotonic() - began < SETTINGS.timeout_s
 
 
 @pytest.mark.parametrize(("elsewhere", "sent"), [("localhost", False), ("127.0.0.1", True)])

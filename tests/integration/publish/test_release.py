@@ -121,6 +121,7 @@ def test_an_upload_that_fails_publishes_nothing_and_is_gone_on_with(
         (429, {}, "wait"),
         (403, {"X-RateLimit-Remaining": "9"}, "may write contents"),
         (422, {}, "--commit"),
+        (307, {"Location": "http://127.0.0.2:9/x"}, "GITHUB_REPOSITORY"),
     ],
 )
 def test_a_forge_that_limits_requests_is_told_from_a_token_or_a_request_that_it_does_not_take(
