@@ -98,7 +98,7 @@ companion: $(VENV)/.ready ## Compile FlashInfer's kernels for PLATFORM and ARCH 
 
 # As root, with podman, buildah, crun, mmdebstrap and docker-registry; ARGS=FOLDER keeps what it makes there.
 release-rehearsal: ## Go from a tag in a fresh clone to a wheel and an image, on stand-ins of forge, pages and registry
-	@ci/release-rehearsal.sh $(ARGS)
+	@env -u ARGS -u MAKEFLAGS ci/release-rehearsal.sh $(ARGS) # the makes that it starts have words of their own
 
 publish: $(VENV)/.ready ## Write the package index over the wheels in DIST
 	@$(BIN)/sparkwright publish $(ARGS)

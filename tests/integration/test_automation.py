@@ -158,6 +158,14 @@ def test_a_release_of_another_version_or_whose_audit_fails_ends_before_anything_
     assert not (tmp_path / "output").exists()
 
 
+def test_the_folder_of_a_rehearsal_is_no_word_of_the_makes_that_it_starts(tmp_path):
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    told = r'make --silent --eval "told: ; @echo $1,\$(ARGS)" told'
+    write_program(tmp_path / "ci/release-rehearsal.sh", told)
+    command = ["make", "--silent", "release-rehearsal", "ARGS=/srv/a"]
+    assert subprocess.run(command, cwd=tmp_path, check=True, capture_output=True).stdout == b"/srv/a,\n"
+
+
 @pytest.mark.parametrize("platform", ["manylinux_2_28", "manylinux_2_35", "manylinux_2_17_A.manylinux2014"])
 def test_a_release_names_each_machines_wheel_whatever_platform_it_is_for(tmp_path, platform):
     shutil.copytree(ROOT / "ci", tmp_path / "ci")

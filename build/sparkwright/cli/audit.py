@@ -197,7 +197,7 @@ def _cost_cells(cost: ModuleCost | None) -> tuple[str, str, str, str]:
 
 def _audit_by_its_list(session: Session, wheel: Path) -> CompanionAudit:
     """Return the audit of a companion by the list, and the lock, of the series that has its FlashInfer."""
-    version = str(read_companion(wheel)["flashinfer"].get("version"))
+    version = read_companion(wheel)["flashinfer"]["version"]
     for path in sorted((session.checkout.patchsets / LISTS).glob("*.toml")):
         if (spec := load_companion(path)).version == version:
             return audited(session.access, session.checkout.of(path.stem).lock, spec, wheel)

@@ -16,7 +16,7 @@ from typing import Any
 from msgspec import structs
 
 from sparkwright.base.digests import sha256_file
-from sparkwright.base.errors import AuditError, WheelError
+from sparkwright.base.errors import AuditError
 from sparkwright.companion.wheel import (
     ENTRY_POINTS,
     architecture_name,
@@ -137,11 +137,8 @@ def audit_companion(wheel: Path, inspector: Inspector, surroundings: Surrounding
         WheelError: it is no companion, or its record is malformed.
     """
     name, record = parse_name(wheel.name), read_companion(wheel)
-    try:
-        target = Target(record["target"]["machine"], record["target"]["arch"])
-        modules = {module: int(one["size"]) for module, one in record["modules"].items()}
-    except (KeyError, TypeError, AttributeError) as error:
-        raise WheelError(f"{wheel.name} is no companion", because=f"its record lacks {error}") from error
+    target = Target(record["target"]["machine"], record["target"]["arch"])
+    modules = {module: one["size"] for module, one in record["modules"].items()}
     with open_archive(wheel) as archive, tempfile.TemporaryDirectory(prefix="sparkwright-audit-") as folder:
         check_sizes(archive, archive.members)
         facts, _ = survey(archive, archive.members, Path(folder), None)

@@ -20,16 +20,19 @@ from pathlib import Path
 from typing import Any
 from uuid import NAMESPACE_URL, uuid5
 
+import msgspec
+
+from sparkwright.base.config import convert, decode_json
 from sparkwright.base.digests import digest_of, to_json
 from sparkwright.base.errors import SparkwrightError, WheelError
 from sparkwright.base.events import emit
+from sparkwright.base.text import clean
 from sparkwright.companion.model import CompanionSpec
 from sparkwright.native.elf import honest_platform, read_elf
 from sparkwright.native.model import Target
 from sparkwright.store.disk import atomic_file, storing
 from sparkwright.store.paths import Store
 from sparkwright.wheel.archive import open_archive
-from sparkwright.wheel.kernels import read_json
 from sparkwright.wheel.names import WheelName, parse_name
 from sparkwright.wheel.recorded import SBOM
 from sparkwright.wheel.rewrite import Packed, Stored, deflated_in, layout, write_parts
@@ -191,7 +194,7 @@ def companion_bill(record: Mapping[str, Any], version: str) -> bytes:
             name=filename, type=ComponentType.APPLICATION, bom_ref=f"package:{filename}",
             scope=ComponentScope.EXCLUDED, hashes=sha256_hash(sha256),
         )
-        for filename, sha256 in sorted(record.get("toolchain", {}).get("packages", {}).items())
+        for filename, sha256 in sorted(record["toolchain"]["packages"].items())
     ]  # fmt: skip
     made, of = ([str(one.bom_ref.value) for one in parts] for parts in (modules, inputs))
     needed = {"wheel": made, **dict.fromkeys(made, of)}
@@ -255,6 +258,35 @@ class CompanionContent:
     licences: Mapping[str, bytes]
 
 
+class _Source(msgspec.Struct):
+    version: str
+    filename: str
+    sha256: str
+
+
+class _Toolchain(msgspec.Struct):
+    packages: dict[str, str]
+
+
+class _Module(msgspec.Struct):
+    listed: str
+    sha256: str
+    size: int
+    arches: dict[str, int]
+
+
+class _Record(msgspec.Struct):
+    """The parts of a companion's record that are read."""
+
+    flashinfer: _Source
+    tvm_ffi: _Source
+    recipes: dict[str, list[str]]
+    tree: str
+    target: Target
+    toolchain: _Toolchain
+    modules: dict[str, _Module]
+
+
 def read_companion(wheel: Path) -> dict[str, Any]:
     """Return the record of a companion.
 
@@ -264,14 +296,15 @@ def read_companion(wheel: Path) -> dict[str, Any]:
     """
     name = parse_name(wheel.name)
     with open_archive(wheel) as archive:
-        record: Any = read_json(archive, f"{name.dist_info}/{RECORD}")
-    parts = ("flashinfer", "tvm_ffi", "recipes", "tree", "target", "toolchain", "modules")
-    if not isinstance(record, dict) or (lost := [part for part in parts if part not in record]):
+        data = archive.read(f"{name.dist_info}/{RECORD}")
+    try:
+        record = decode_json(data, dict[str, Any])
+        convert(record, _Record)
+    except msgspec.MsgspecError as error:
         raise WheelError(
-            f"{wheel.name} has no complete record",
-            because=f"it lacks {', '.join(lost)}" if isinstance(record, dict) else "it is no table",
+            f"{wheel.name} has no complete record", because=clean(str(error), 300),
             next_step="build it again: sparkwright companion",
-        )
+        ) from error  # fmt: skip
     return record
 
 
@@ -373,10 +406,10 @@ def companion_for(
     """
     found = []
     for wheel in wheels:
-        with contextlib.suppress(SparkwrightError, OSError, KeyError, TypeError, AttributeError):
+        with contextlib.suppress(SparkwrightError, OSError):
             if is_companion_for(wheel.name, flashinfer, target):
                 record = read_companion(wheel)
-                names, listed = needed(record), {str(one["listed"]) for one in record["modules"].values()}
+                names, listed = needed(record), {one["listed"] for one in record["modules"].values()}
                 if not listed.isdisjoint(names):
                     found.append(FoundCompanion(wheel, tuple(name for name in names if name not in listed)))
     return min(
@@ -399,4 +432,4 @@ def needed_by(record: Mapping[str, Any], recipe: str) -> tuple[str, ...]:
     One that it does not know needs what every recipe does.
     """
     needs = record["recipes"]
-    return tuple(map(str, needs.get(recipe, needs["*"])))
+    return tuple(needs.get(recipe, needs.get("*", ())))

@@ -1,6 +1,7 @@
 """Companions: the same modules give the same wheel, FlashInfer's two ways of asking, and planted faults."""
 
 import importlib
+import json
 import sys
 import zipfile
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import wheelkit
 from sparkwright.base.digests import sha256_file
 from sparkwright.base.errors import AuditError, ConfigError, WheelError
 from sparkwright.companion.inspection import CompanionAudit, audit_companion
-from sparkwright.companion.wheel import FoundCompanion, companion_for, write_companion
+from sparkwright.companion.wheel import FoundCompanion, companion_for, needed_by, write_companion
 from sparkwright.engine.offered import built_wheel
 from sparkwright.native.model import Target
 from sparkwright.store.paths import Store
@@ -196,13 +197,26 @@ def test_a_companion_without_one_of_its_members_fails_the_audit(store, tmp_path,
     assert all(detail in told for told in found.values())
 
 
-def test_another_wheel_is_no_companion(store: Store, tmp_path: Path) -> None:
-    wheel = tmp_path / "vllm-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(zipfile.ZipInfo("vllm-1.0.dist-info/sparkwright/companion.json"), "{}")
-    with pytest.raises(WheelError, match="no complete record") as caught:
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"flashinfer": {}},
+        {"toolchain": None},
+        {"target": {"machine": kit.TARGET.machine, "arch": 12.1}},
+        {"modules": {"sampling": {"listed": "sampling", "sha256": "0" * 64, "size": ""}}},
+        {"recipes": []},
+        {"tree": "\ud800"},
+    ],
+)
+def test_a_companion_whose_record_is_of_another_form_is_refused_and_passed_over(store, tmp_path, change):
+    def edit(members: dict[str, bytes]) -> None:
+        record = next(name for name in members if name.endswith("companion.json"))
+        members[record] = json.dumps({**json.loads(members[record]), **change}).encode()
+
+    wheel = rewritten(made(store, tmp_path), tmp_path / "other", edit)
+    with pytest.raises(WheelError, match="no complete record"):
         audited(store, tmp_path, wheel)
-    assert "flashinfer, tvm_ffi, recipes" in caught.value.because
+    assert companion_for([wheel], kit.SPEC.version, kit.TARGET, lambda record: needed_by(record, "x")) is None
 
 
 # Choosing ---------------------------------------------------------------------------------
@@ -228,5 +242,8 @@ def test_the_companion_with_most_modules_is_chosen_of_several_the_smallest(store
     assert chosen("page") is None
     assert chosen("sampling", arch="9.0a") is None
     assert chosen("sampling", version="1.2.4") is None
+    assert (
+        companion_for([one], kit.SPEC.version, kit.TARGET, lambda _: needed_by({"recipes": {}}, "x")) is None
+    )
     one.write_bytes(one.read_bytes()[:-9])
     assert chosen("sampling") == FoundCompanion(both)
