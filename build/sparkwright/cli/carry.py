@@ -38,6 +38,7 @@ from sparkwright.cli.session import Session, run_in_clone, run_in_session
 from sparkwright.git.repository import open_repository
 from sparkwright.merge.landing import idle, unshippable
 from sparkwright.merge.prepare import CarryEditor, prepare, pull_change, require_editable
+from sparkwright.merge.sides import is_text
 from sparkwright.pipeline.job import Job
 from sparkwright.pipeline.options import TargetOptions
 from sparkwright.pipeline.proofs import prove_carries, reason_of, run_upstream_tests
@@ -153,6 +154,8 @@ def _new_pull(
         drop_when=f"Upstream merges pull request {named.number}.",
     )
     counts = repository.line_counts(change.base, change.theirs)
+    if all(map(is_text, counts)):
+        warn("it changes tests and documents alone: no wheel would hold anything of it")
     kept = repository.files(change.base).keys() & repository.files(change.theirs).keys() & counts.keys()
     carry = create_pull(session.checkout.carries, draft, found, sorted(kept))
     return carry, [*_commits(found), *_files(counts)]

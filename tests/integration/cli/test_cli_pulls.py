@@ -88,6 +88,16 @@ class TestNew:
         assert "it changes nothing" in ran.err
         assert not (world.root / "carries" / "pull-8").exists()
 
+    @pytest.mark.parametrize(("more", "warned"), [({}, 1), ({"vllm/clamp.py": CLAMPED}, 0)])
+    def test_one_that_changes_tests_alone_is_warned_of(
+        self, world: World, upstream: Upstream, more: dict[str, str], warned: int
+    ) -> None:
+        upstream.repository.pull(
+            8, upstream.pinned, [{"tests/test_x.py": "x = 1\n", "docs/x.md": "x\n", **more}]
+        )
+        ran = world.good("carry", "new", "--pull", "8")
+        assert ran.err.count("tests and documents alone") == warned
+
     def test_one_that_no_wheel_can_hold_is_warned_of(self, world: World, upstream: Upstream) -> None:
         odd = {"vllm/clamp.py": CLAMPED, "vllm/big.py": "#" * (1 << 20) + "\n"}
         upstream.repository.pull(8, upstream.pinned, [odd])

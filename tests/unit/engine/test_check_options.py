@@ -178,6 +178,27 @@ def test_one_command_lines_error_is_its_own(error: BaseException, monkeypatch: p
     assert good == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "given", "said"),
+    [
+        ("chat_template", "@", ["--chat-template: @ is no file"]),
+        ("chat_template", "@/here", []),
+        ("chat_template", "{{ messages }}" * 400, []),
+        ("ssl_certfile", "@", ["--ssl-certfile: @ is no file"]),
+        ("ssl_keyfile", "@/gone", ["--ssl-keyfile: @/gone is no file"]),
+        ("ssl_ca_certs", "@/here", []),
+        ("ssl_ca_certs", None, []),
+    ],
+)
+def test_files_that_open_once_the_model_is_loaded(
+    tmp_path: Path, name: str, given: str | None, said: list[str]
+) -> None:
+    (tmp_path / "here").write_text("{{ messages }}")
+    path = given and given.replace("@", str(tmp_path))
+    wrong = check_options.unopened(argparse.Namespace(**{name: path}))
+    assert [one.replace(str(tmp_path), "@") for one in wrong] == said
+
+
 def test_an_answer_is_recorded_by_the_files_that_it_names(store: Store, tmp_path: Path) -> None:
     """A template that was not there when the release was asked may be there now."""
     template = tmp_path / "t.jinja"

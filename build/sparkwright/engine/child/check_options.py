@@ -16,6 +16,7 @@ import functools
 import importlib
 import importlib.metadata
 import json
+import os
 import re
 import sys
 import types
@@ -281,11 +282,11 @@ def parse(parser: argparse.ArgumentParser, arguments: list[str]) -> str:
 
 
 def refused_values(parsed: argparse.Namespace) -> str:
-    """Return pydantic's errors on values of the speculative and of the other configurations."""
+    """Return pydantic's errors on values of all configurations, and those on `unopened` files."""
     from pydantic import ValidationError
 
     config = importlib.import_module("vllm.config.speculative").SpeculativeConfig
-    wrong = []
+    wrong = unopened(parsed)
     given = getattr(parsed, "speculative_config", None) or {}
     for name, value in given.items():
         if name != "attention_backend":  # backends are compared by name
@@ -302,6 +303,18 @@ def refused_values(parsed: argparse.Namespace) -> str:
     except (ValidationError, ValueError, TypeError) as error:
         wrong.append(f"{type(error).__name__}: {error}")
     return "; ".join(wrong)
+
+
+def unopened(parsed: argparse.Namespace) -> list[str]:
+    """Return an error on each file that the parser takes, and vLLM cannot open once the model is loaded."""
+    wrong = []
+    for name in ("chat_template", "ssl_ca_certs", "ssl_certfile", "ssl_keyfile"):
+        path = getattr(parsed, name, None) or ""
+        # The parser itself looks for a template, which may also be written out or be one of vLLM's own.
+        there = os.path.exists(path)  # noqa: PTH110 - pathlib raises where a template is too long for a name
+        if (path and name != "chat_template" and not there) or (there and Path(path).is_dir()):
+            wrong.append(f"--{name.replace('_', '-')}: {path} is no file")
+    return wrong
 
 
 def misfits(config: type, name: str, value: object) -> list[str]:
