@@ -148,6 +148,8 @@ class OwnerReport(Model, frozen=True):
             raise ValueError("levels have one concurrency twice")  # its figures would count as two reports'
         if sum(self.failures.values()) > self.requests:
             raise ValueError("more requests failed than were sent")
+        if self.verdict == "pass" and {*self.checks.values()} - {"pass", "not-applicable"}:
+            raise ValueError("the run passed, and a check of it did not")
 
     @property
     def data(self) -> bytes:

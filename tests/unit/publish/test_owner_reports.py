@@ -196,6 +196,7 @@ HOSTILE = [
     put("report", "levels", value=[LEVEL] * 2),
     put("report", "tool", value="1\n"),
     put("report", "failures", value={"stall": 300, "cut": 201}),
+    put("report", "checks", "sweep", value="inconclusive"),
     put("report", "levels", 0, "tok-s", value=[30.0, 31.0, 35.0]),
     put("report", "levels", 0, "tok-s", value=[30.0, 25.0, 29.0]),
     put("report", "levels", 0, "ttft-p95-ms", value=79.0),
@@ -292,7 +293,11 @@ def test_what_cannot_be_compared_has_rows_of_its_own(tmp_path: Path, changes: Ma
 
 
 def test_a_row_tells_what_failed_and_disturbed_in_whatever_order_reports_come(tmp_path: Path) -> None:
-    changes = {"checks": {"boot": "pass", "sweep": "fail"}, "levels": [{**LEVEL, "disturbed": True}]}
+    changes = {
+        "verdict": "fail",
+        "checks": {"boot": "pass", "sweep": "fail"},
+        "levels": [{**LEVEL, "disturbed": True}],
+    }
     one, other = (
         written(tmp_path / "a.json", signed()),
         written(tmp_path / "b.json", signed(run="2" * 64, made="2026-11-19", **changes)),
