@@ -17,7 +17,9 @@ if [ -n "${CHANNEL_KEY:-}" ]; then
     install -d -m 700 "$keys/sparkwright/publisher"
     base64 -d <<<"$CHANNEL_KEY" | tar -xz -C "$keys/sparkwright/publisher"
     unset CHANNEL_KEY
-elif [ "$mode" != --dry-run ]; then
+fi
+# Without it, one would be made, and lost with this run.
+if [ "$mode" != --dry-run ] && [ ! -d "$keys/sparkwright/publisher/$channel" ]; then
     echo "there is no key for channel $channel in CHANNEL_KEY: docs/publishing.md says how it gets there" >&2
     exit 10
 fi

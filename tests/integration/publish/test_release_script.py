@@ -64,25 +64,25 @@ class Publisher:
         path = attach(wheel.parent, "audit", wheelkit.sha256(wheel), found)
         shutil.copytree(path.parent, self.folder / "audits" / path.parent.name)
 
-    @property
-    def key(self) -> str:
-        """The secret."""
+    def key(self, channel: str) -> str:
+        """The secret, as that of *channel*."""
         stream = io.BytesIO()
         with tarfile.open(fileobj=stream, mode="w:gz") as archive:
-            archive.add(self.home, self.home.name)
+            archive.add(self.home, channel)
         return base64.b64encode(stream.getvalue()).decode()
 
     @property
     def branch(self) -> str:
         return self.git("ls-remote", "origin", "refs/heads/published")
 
-    def run(self, tag: str, *more: str, key: bool = True) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, **self.hub.environment, "CHANNEL_KEY": self.key if key else ""}
+    def run(self, tag: str, *more: str, of: str = "candidate") -> subprocess.CompletedProcess[str]:
+        key = self.key(of) if of else ""
+        environment = {**os.environ, **self.hub.environment, "CHANNEL_KEY": key}
         done = subprocess.run(
             [self.folder / "ci/release-publish.sh", "candidate", tag, *more], env=environment, check=False,
             capture_output=True, text=True,
         )  # fmt: skip
-        assert self.key not in done.stdout + done.stderr
+        assert not key or key not in done.stdout + done.stderr
         return done
 
     def deploy(self, world: ChannelWorld) -> None:
@@ -147,8 +147,9 @@ def test_bytes_that_changed_after_their_audit_are_not_sent(
     assert (hub.asked, publisher.branch) == ([], "")
 
 
-def test_without_the_channels_key_nothing_is_sent(hub: Forge, publisher: Publisher) -> None:
-    done = publisher.run("v1", key=False)
+@pytest.mark.parametrize("of", ["", "stable"])
+def test_without_the_channels_key_nothing_is_sent(hub: Forge, publisher: Publisher, of: str) -> None:
+    done = publisher.run("v1", of=of)
     assert done.returncode == 10
     assert "CHANNEL_KEY" in done.stderr
     assert (hub.asked, publisher.branch) == ([], "")
