@@ -146,11 +146,15 @@ def fault_file(fault: str) -> tuple[tuple[str, str], ...]:
     return (("vllm/fault.py", f"FAULT = {fault!r}\n"),)
 
 
-def served_release(*, changes: tuple[tuple[str, str], ...] = ()) -> SmallRelease:
-    """Return a release whose ``vllm serve`` is the simulator, with the fault that ``vllm/fault.py`` names."""
+def served_release(*, changes: tuple[tuple[str, str], ...] = (), speed: int = 60) -> SmallRelease:
+    """Return a release whose ``vllm serve`` is the simulator, with the fault that ``vllm/fault.py`` names.
+
+    By default it is slower than those of other tests: where an answer takes a millisecond, a busy machine may
+    run neither server nor client meanwhile, and all of it comes at once, as from a proxy that buffers.
+    """
     found = 'import os\nsys.path += os.environ["SIMULATOR_PATH"].split(":")\n'
     assert SERVE.count("from sparkwright") == 1
-    serve = SERVE.replace("from sparkwright", f"{found}from sparkwright")
+    serve = SERVE.replace("from sparkwright", f"{found}from sparkwright").replace('"600"', f'"{speed}"')
     sources = {**SOURCES, "vllm/entrypoints/cli/main.py": serve, **dict(changes)}
     return make_tiny(changes=tuple(sources.items()))
 

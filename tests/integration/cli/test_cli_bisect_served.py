@@ -21,14 +21,14 @@ MACHINE = platform.machine()
 
 
 @pytest.fixture
-def reachable(world: World) -> World:
-    """A world without carries whose releases can be served."""
+def reachable(world: World, request: pytest.FixtureRequest) -> World:
+    """A world without carries whose releases can be served, at a speed that a test may set."""
     world.environment["UV_DEFAULT_INDEX"] = world.index.url
     torch, data = torch_wheel()
     world.index.add(torch, data)
     world.list_carries([])
     shutil.rmtree(world.root / "carries")
-    world.pin(served_release())
+    world.pin(served_release(speed=getattr(request, "param", 60)))
     locked = f"torch=={torch.split('-')[1]} --hash=sha256:{sha256_bytes(data)}\n"
     (world.root / "patchsets" / f"1.2-{MACHINE}.requirements.txt").write_text(locked)
     harmless(world, 0)
@@ -106,6 +106,7 @@ def test_a_wheel_that_cannot_be_served_is_untestable(reachable: World) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("reachable", [600], indirect=True)
 def test_a_carry_that_slows_each_step_is_named_by_a_metric(reachable: World) -> None:
     plant(reachable, "slow", alone=True)
     ran = reachable.good(*words(reachable, "metric decode-tok-s@1 --worse-by 5%"))
