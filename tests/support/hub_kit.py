@@ -80,6 +80,9 @@ def hub_server() -> Iterator[HubServer]:  # noqa: C901 - one branch for each add
             size = path.stat().st_size
             part = None if state.whole else self.asked_part(size)
             begin, end = part or (0, size)
+            if part and begin >= size:
+                self._answer(416, b"no such range", facts)
+                return
             with path.open("rb") as stream:
                 stream.seek(begin)
                 # Of a whole file of gigabytes, a part is enough for a client that wants its beginning.

@@ -141,16 +141,28 @@ def test_a_header_longer_than_the_first_request(hub: HubServer, tmp_path: Path) 
     assert "ranges are ignored" in Hub({"HF_ENDPOINT": hub.url}).read("org/long").unread
 
 
-@pytest.mark.parametrize("damage", ["config", "shard", "list"])
-def test_what_is_damaged_is_told(hub: HubServer, damage: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        ("config", "could not be read"),
+        ("shard", "100 bytes, and says that 18446744073709551615 are"),
+        ("header", "200 bytes, and says that 201 are"),
+        ("list", "could not be read"),
+    ],
+)
+def test_what_is_damaged_is_told(
+    hub: HubServer, damage: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = hub.models["org/m"]
     if damage == "config":
         (folder / "config.json").write_text("{")
     elif damage == "shard":
         (folder / "model-00001-of-00002.safetensors").write_bytes(b"\xff" * 100)
+    elif damage == "header":
+        (folder / "model-00001-of-00002.safetensors").write_bytes((201).to_bytes(8, "little") + bytes(192))
     else:
         monkeypatch.setattr("hub_kit._listed", lambda _: json.loads("[]"))
     found = Hub({"HF_ENDPOINT": hub.url}).read("org/m")
     assert found.checkpoint is None
-    assert found.unread
+    assert told in found.unread
     assert not found.refused

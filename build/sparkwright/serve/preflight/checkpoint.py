@@ -99,7 +99,7 @@ def parse_shard(name: str, size: int, read: Callable[[int], bytes]) -> Shard:
     try:
         length = int.from_bytes(read(LENGTH), "little")
         if size < LENGTH or length > min(_LONGEST_HEADER, size):
-            return Shard(name, size, problem=f"it has {size} bytes, and a header of {length} at most")
+            return Shard(name, size, problem=f"it has {size} bytes, and says that {length} are its header")
         header = json.loads(read(length))
         entries = {key: entry for key, entry in header.items() if key != "__metadata__"}
         tensors = tuple(_tensor(key, entry) for key, entry in entries.items())

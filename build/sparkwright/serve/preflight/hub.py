@@ -130,8 +130,9 @@ class _Source:
         def shard(file: str) -> Shard:
             address = self._address(commit, file)
             head = self.part(address, 0, _FIRST)
-            missing = LENGTH + int.from_bytes(head[:LENGTH], "little") - len(head)
-            head += self.part(address, len(head), missing) if 0 < missing < _MOST_JSON else b""
+            end = LENGTH + int.from_bytes(head[:LENGTH], "little")
+            if len(head) < end <= min(sizes[file], _MOST_JSON):
+                head += self.part(address, len(head), end - len(head))
             return parse_shard(file, sizes[file], BytesIO(head).read)
 
         config, index = load("config.json"), load(INDEX)
