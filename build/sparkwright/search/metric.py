@@ -22,6 +22,7 @@ from sparkwright.base.errors import (
     EnvironmentSetupError,
     IncompatibleOptionsError,
     LockMismatchError,
+    ServerError,
 )
 from sparkwright.base.events import emit
 from sparkwright.base.journal import JournalFile, read_lines
@@ -200,6 +201,9 @@ _OF_THE_CANDIDATE = (
 _SAMPLE = "smoke"
 _BOOT = "boot"
 _JUDGED = "judged.json"
+# Words of uv where the index has not what the wheel requires, or the locked runtime lacks it; others may be
+# of the network, the disk or a mirror, and say nothing of the candidate.
+_UNSATISFIABLE = re.compile("No solution found|no trusted hash was provided")
 
 
 @dataclass(frozen=True)
@@ -278,6 +282,10 @@ class Serving:
             else:
                 result = self._elsewhere(self.cluster, request, folder)
         except _OF_THE_CANDIDATE as error:
+            raise UntestableError(str(error)) from error
+        except ServerError as error:
+            if not _UNSATISFIABLE.search(error.because):
+                raise
             raise UntestableError(str(error)) from error
         with storing(f"writing to {folder}"):
             write_atomically(folder / _JUDGED, to_json(to_builtins(result)))

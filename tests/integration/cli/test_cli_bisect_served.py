@@ -14,7 +14,7 @@ from test_cli_bisect import culprits
 from world import World
 
 from sparkwright.base.digests import sha256_bytes
-from sparkwright.base.errors import BisectionError, ClusterError, ConfigError
+from sparkwright.base.errors import BisectionError, ClusterError, ConfigError, ServerError
 
 pytest_plugins = "cluster_fixtures"
 MACHINE = platform.machine()
@@ -103,6 +103,20 @@ def test_a_wheel_that_cannot_be_served_is_untestable(reachable: World) -> None:
     ran = reachable.call(*words(reachable, "verify boot"), "--try=culprit:added")
     assert (ran.status, ran.json["verdict"]) == (1, "bad")
     assert "gone_#" in ran.json["signature"]
+
+
+def test_a_wheel_whose_packages_no_index_has_is_untestable_and_one_without_an_index_stops(
+    reachable: World,
+) -> None:
+    plant(reachable, "repeated-token", alone=True)
+    runtime = reachable.root / "patchsets" / f"1.2-{MACHINE}.requirements.txt"
+    runtime.write_text(f"{runtime.read_text()}absent==1 --hash=sha256:{sha256_bytes(b'')}\n")
+    ran = reachable.call(*words(reachable), "--try=culprit:added")
+    assert (ran.status, ran.json["verdict"]) == (125, "untestable")
+    assert "absent" in ran.json["detail"]
+    reachable.environment |= {"UV_DEFAULT_INDEX": "http://127.0.0.1:9", "UV_HTTP_RETRIES": "0"}
+    ran = reachable.call(*words(reachable), "--try=culprit:added")
+    assert (ran.status, ran.json["error"]["kind"]) == (ServerError.exit_code, "ServerError"), ran.said
 
 
 @pytest.mark.slow
