@@ -27,7 +27,14 @@ import msgspec
 
 from sparkwright.base.config import decode_json, to_builtins
 from sparkwright.base.digests import sha256_file, to_json
-from sparkwright.base.errors import ConfigError, LostRaceError, PublishError, SparkwrightError, UploadError
+from sparkwright.base.errors import (
+    ConfigError,
+    LostRaceError,
+    PublishError,
+    SparkwrightError,
+    TamperedError,
+    UploadError,
+)
 from sparkwright.base.events import task
 from sparkwright.base.text import clean
 from sparkwright.publish.channel import channel_names
@@ -342,7 +349,11 @@ def released(folder: Path) -> dict[str, Released]:
     found = {}
     for top in ("wheels", _TOOL):
         for path in sorted(folder.glob(f"{top}/*/*/*.whl{RECORD}")):
-            found[path.relative_to(folder).as_posix()] = decode_json(path.read_bytes(), Released)
+            try:
+                found[path.relative_to(folder).as_posix()] = decode_json(path.read_bytes(), Released)
+            except msgspec.MsgspecError as error:
+                because, step = clean(str(error), 300), "put it back from the history of its branch"
+                raise TamperedError(f"{path} names no asset", because=because, next_step=step) from error
     return found
 
 

@@ -344,6 +344,8 @@ def test_an_address_of_another_kind_is_refused(world: ChannelWorld, hub: Forge, 
     record.write_text(json.dumps({"url": url}))
     with pytest.raises(SignatureError, match="was not found"):
         world.verify("stable", mirror=mirror_of(hub.pages), wheels="newest")
+    with pytest.raises(TamperedError, match="names no asset"):
+        send(world, hub)
 
 
 def test_an_asset_of_other_bytes_is_found(world: ChannelWorld, hub: Forge) -> None:
