@@ -258,11 +258,7 @@ def _refused(what: str, error: Exception) -> SparkwrightError:
         or told.get("X-RateLimit-Remaining") == "0"
     ):
         step = "wait some minutes, as the forge limits requests; the same command then goes on"
-    elif response.is_redirect or status in {
-        HTTPStatus.UNAUTHORIZED,
-        HTTPStatus.FORBIDDEN,
-        HTTPStatus.NOT_FOUND,
-    }:
+    elif response.is_redirect or status in {401, 403, 404}:
         step = "check GITHUB_REPOSITORY, and that the token in GITHUB_TOKEN may write contents"
     return UploadError(what, because=because, next_step=step)
 
