@@ -129,6 +129,7 @@ def prepare(
         ServerError: it cannot be installed: it is of another machine, or a file has another digest.
         NotInStoreError: something would have to be fetched, and the network is off.
         TamperedError, FetchError: a companion of the channel cannot be had as it was signed.
+        DigestError: a companion in a folder is not the file that the index there lists.
     """
     offered = wheel if isinstance(wheel, OfferedWheel) else OfferedWheel(wheel)
     sources = sources or sources_here()
@@ -163,6 +164,7 @@ def plan_environment(
         ConfigError: the wheel has no locked runtime.
         LockMismatchError: the runtime does not fit the wheel.
         TamperedError, FetchError: a companion of the channel cannot be had as it was signed.
+        DigestError: a companion in a folder is not the file that the index there lists.
     """
     wheel, capability = offered.wheel, card_capability()
     requirements = wheel_requirements(offered, sources.patchsets) if locked else ExactRequirements()

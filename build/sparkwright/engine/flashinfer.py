@@ -34,7 +34,7 @@ from sparkwright.engine.installed import EngineFacts
 from sparkwright.engine.runtime import ExactRequirements
 from sparkwright.lock.model import series_of
 from sparkwright.native.model import Target
-from sparkwright.publish.index import wheels_in
+from sparkwright.publish.index import require_listed, wheels_in
 from sparkwright.publish.reader import ChannelOffer
 from sparkwright.recipes.recipe import Recipe
 from sparkwright.wheel.names import parse_name
@@ -119,9 +119,15 @@ def _spec(wheel: Path, patchsets: Path | None) -> CompanionSpec | None:
 
 
 def with_companion(requirements: ExactRequirements, companion: Path) -> ExactRequirements:
-    """Return *requirements* with the wheel *companion*, by its digest."""
+    """Return *requirements* with the wheel *companion*, by its digest.
+
+    Raises:
+        DigestError: the index beside it lists it with another one.
+    """
     project = parse_name(companion.name).distribution.replace("_", "-")
-    line = f"{project} @ {companion.absolute().as_uri()} --hash=sha256:{sha256_file(companion)}\n"
+    sha256 = sha256_file(companion)
+    require_listed(companion, sha256)
+    line = f"{project} @ {companion.absolute().as_uri()} --hash=sha256:{sha256}\n"
     return replace(requirements, text=requirements.text + line)
 
 

@@ -10,6 +10,7 @@ import contextlib
 import html
 import os
 import posixpath
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -21,7 +22,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from sparkwright.base.digests import sha256_bytes, sha256_file
-from sparkwright.base.errors import PublishError
+from sparkwright.base.errors import DigestError, PublishError
 from sparkwright.base.events import warn
 from sparkwright.base.text import one_line
 from sparkwright.lock.model import series_of
@@ -133,6 +134,24 @@ def publish(
                 _put(folder / name, data)
             remove_stale(folder, pages)
     return PublishedIndex(folder, tuple(files))
+
+
+def require_listed(wheel: Path, sha256: str) -> None:
+    """Refuse *wheel*, which has the digest *sha256*, if the index beside it lists the file with another one.
+
+    Raises:
+        DigestError: it does.
+    """
+    project = canonicalize_name(parse_name(wheel.name).distribution)
+    with contextlib.suppress(FileNotFoundError):
+        page = (wheel.parent / SIMPLE / project / PAGE).read_text("utf-8", errors="replace")
+        listed = re.search(rf"{re.escape(quote(wheel.name, safe=''))}#sha256=([0-9a-f]{{64}})", page)
+        if listed and listed[1] != sha256:
+            raise DigestError(
+                f"{wheel.name} is not the file that the index in {wheel.parent} lists",
+                because=f"it has SHA-256 {sha256}, and the index {listed[1]}",
+                next_step="do not use it: move it away, and build or fetch it again",
+            )
 
 
 def runtimes_in(patchsets: Path) -> dict[str, LockedRuntime]:

@@ -10,6 +10,7 @@ import companion_kit as kit
 import pytest
 from preflight_kit import recipe
 
+from sparkwright.base.errors import DigestError
 from sparkwright.base.machine import look
 from sparkwright.companion.wheel import write_companion
 from sparkwright.engine import flashinfer
@@ -29,6 +30,7 @@ from sparkwright.engine.flashinfer import (
 from sparkwright.engine.installed import EngineFacts
 from sparkwright.engine.runtime import ExactRequirements
 from sparkwright.native.model import Target
+from sparkwright.publish.index import publish
 from sparkwright.recipes.recipe import Recipe
 from sparkwright.serve.run import ServeOptions, server_variables
 from sparkwright.store.paths import Store
@@ -257,3 +259,12 @@ def test_it_is_required_by_its_digest(store: Store, tmp_path: Path) -> None:
     assert text.startswith("a==1\nflashinfer-jit-cache-sm121a @ file:///")
     assert "with%20space" in text
     assert text.endswith(f" --hash=sha256:{sha256_file(made)}\n")
+
+
+def test_it_is_not_installed_if_the_index_beside_it_lists_other_bytes(store: Store, tmp_path: Path) -> None:
+    made = companion(store, tmp_path, "sampling")
+    publish(made.parent)
+    assert made.name in with_companion(ExactRequirements(), made).text.replace("%2B", "+")
+    made.write_bytes(made.read_bytes() + b"x")
+    with pytest.raises(DigestError, match="is not the file that the index"):
+        with_companion(ExactRequirements(), made)
