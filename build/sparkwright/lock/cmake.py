@@ -19,7 +19,7 @@ _ROOT = "CMakeLists.txt"
 _OF_CPU_BUILDS = "cmake/cpu_extension.cmake"
 
 _COMMENT = re.compile(r"#\[(=*)\[.*?\]\1\]|#[^\n]*", re.DOTALL)
-_BRANCH = re.compile(r"\b(if|elseif|else|endif)\s*\(((?:[^()]|\([^()]*\))*)\)", re.IGNORECASE)
+_BRANCH = re.compile(r"\b(if|elseif|else|endif)\s*\(", re.IGNORECASE)
 _FOR_ROCM = re.compile(r'VLLM_(?:TARGET_DEVICE|GPU_LANG)\s+STREQUAL\s+"(?:rocm|HIP)"')
 _DOWNLOAD = re.compile(
     r"\b(?P<command>FetchContent_Declare|FetchContent_Populate|ExternalProject_Add)\s*\((?P<arguments>[^()]*)\)",
@@ -90,12 +90,22 @@ def _for_cuda(text: str) -> str:
         position = branch.end()
         word = branch[1].lower()
         if word == "if":
-            stack.append(_is_rocm(branch[2]))
+            stack.append(_is_rocm(_until_closed(text, position)))
         elif stack and word == "endif":
             stack.pop()
         elif stack:
-            stack[-1] = word == "elseif" and _is_rocm(branch[2])
+            stack[-1] = word == "elseif" and _is_rocm(_until_closed(text, position))
     return "".join([*kept, text[position:]])
+
+
+def _until_closed(text: str, start: int) -> str:
+    """Return what stands in *text* from *start*, behind an opening bracket, to the closing one."""
+    depth = 1
+    for place in range(start, len(text)):
+        depth += (text[place] == "(") - (text[place] == ")")
+        if depth == 0:
+            return text[start:place]
+    return text[start:]
 
 
 def _is_rocm(condition: str) -> bool:

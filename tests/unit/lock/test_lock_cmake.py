@@ -121,7 +121,7 @@ define_extension_target(
   USE_SABI 3.11
   WITH_SOABI)
 if(VLLM_GPU_LANG STREQUAL "HIP")
-  if(VLLM_GPU_ARCHES MATCHES "gfx942|gfx1100")
+  if(VLLM_GPU_ARCHES MATCHES "gfx942" AND (X OR (Y AND (Z))))
     set(X ON)
   endif()
   define_extension_target(_C DESTINATION vllm LANGUAGE ${VLLM_GPU_LANG} USE_SABI 3)
