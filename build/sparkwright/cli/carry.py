@@ -382,7 +382,8 @@ def _proof_failure(proofs: Sequence[Proof], unproved: Mapping[str, str]) -> Spar
         return UnprovedError(
             f"{len(unproved)} not proved",
             because="; ".join(f"{name}: {why}" for name, why in unproved.items()),
-            next_step="correct the probe, or drop the carry if upstream no longer needs it",
+            next_step="correct the probe, add one for that release ([[probe.later]] in carry.toml), or drop "
+            "the carry if upstream no longer needs it",
         )
     return None
 

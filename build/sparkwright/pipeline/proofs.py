@@ -221,15 +221,17 @@ def prove_carries(
             if carry.name not in recorded_there:
                 write_proof(carry.folder, proof, version)
         elif proof.verdict is not ProbeVerdict.REFUTED:
-            unproved[carry.name] = _why_unproved(proof, outcome)
+            used = carry.revision_for(version)
+            of = f", made for {used.release}," if used is not None and used.release != version else ""
+            unproved[carry.name] = _why_unproved(proof, outcome, of)
     return proofs, needless, unproved
 
 
-def _why_unproved(proof: Proof, outcome: Outcome) -> str:
+def _why_unproved(proof: Proof, outcome: Outcome, of: str = "") -> str:
     if proof.verdict == "not absorbed":
         return f"{outcome.kind}: {outcome.detail}, but {reason_of(proof)}"
     if proof.verdict == "broken":
-        return f"its probe could not run: {reason_of(proof)}"
+        return f"its probe{of} could not run: {reason_of(proof)}"
     return "its probe passes on the pristine tree: it is not needed here"
 
 

@@ -242,6 +242,13 @@ class TestProveOnto:
             ["applied", "proved"], ["superseded", "proved"]
         ]  # fmt: skip
 
+    def test_a_probe_that_cannot_run_there_is_named_by_the_release_that_it_was_made_for(self, varied: World):
+        path = varied.root / "carries" / "words" / "probe.py"
+        path.write_text(f"import vllm.moved\n{path.read_text()}")
+        ran = varied.call("carry", "prove", "words", "--onto", "1.3.0")
+        assert ran.status == UnprovedError.exit_code
+        assert "words: its probe, made for 1.2.0, could not run: ModuleNotFoundError: " in ran.err
+
     def test_no_wheel_is_made_on_a_word_alone(self, varied: World) -> None:
         write_patchset(varied, "1.3", ["clamp", "dated"])
         path = varied.root / "carries" / "dated" / "probe.py"
