@@ -30,7 +30,7 @@ LOCAL = struct.Struct("<4s5H3L2H")
 CENTRAL = struct.Struct("<4s4B4H3L5H2L")
 END = struct.Struct("<4s4H2LH")
 LOCAL_SIGNATURE, CENTRAL_SIGNATURE, END_SIGNATURE = b"PK\3\4", b"PK\1\2", b"PK\5\6"
-ZIP64_LOCATOR, ZIP64_LOCATOR_SIZE, ZIP64_VERSION, IN_ZIP64 = b"PK\6\7", 20, 45, 0xFFFFFFFF
+ZIP64_LOCATOR, ZIP64_LOCATOR_SIZE, ZIP64_VERSION = b"PK\6\7", 20, 45
 _MOST_COMMENT = 0xFFFF
 DESCRIPTOR, DESCRIPTOR_SIGNATURE = struct.Struct("<3L"), b"PK\7\x08"
 ENCRYPTED, DESCRIPTOR_FOLLOWS, PATCHED, STRONG, UTF8 = 1 << 0, 1 << 3, 1 << 5, 1 << 6, 1 << 11
@@ -154,10 +154,10 @@ class Archive:
         inflater = zlib.decompressobj(-zlib.MAX_WBITS)
         for piece in self.compressed(member):
             raw = piece
-            while raw and not inflater.eof:
+            while raw:
                 yield inflater.decompress(raw, CHUNK)
                 raw = inflater.unconsumed_tail
-            if raw or inflater.unused_data:
+            if inflater.unused_data:
                 raise _fault(self.path, f"bytes behind the deflated data of {member.name} belong to nothing")
         yield inflater.flush()
         if not inflater.eof:
@@ -215,13 +215,13 @@ def _directory(path: Path, descriptor: int) -> tuple[list[WheelMember], int]:
     size = os.fstat(descriptor).st_size
     end = size - END.size
     record = os.pread(descriptor, END.size, max(0, end))
-    if len(record) < END.size or not record.startswith(END_SIGNATURE):
+    if not record.startswith(END_SIGNATURE):
         tail = os.pread(descriptor, size, max(0, end - _MOST_COMMENT))
         if END_SIGNATURE in tail:
             raise _fault(path, "it has a comment, or bytes behind its central directory")
         raise _fault(path, "it is not a zip archive, or it is cut off")
     _, disk, first_disk, here, total, length, offset, comment = END.unpack(record)
-    if os.pread(descriptor, 4, max(0, end - ZIP64_LOCATOR_SIZE)) == ZIP64_LOCATOR or offset == IN_ZIP64:
+    if os.pread(descriptor, 4, max(0, end - ZIP64_LOCATOR_SIZE)) == ZIP64_LOCATOR:
         raise _fault(path, "it is a zip64 archive, which no wheel under 4 GiB needs to be")
     if comment or offset + length != end:
         raise _fault(path, "it holds bytes before its first member or around its central directory")
@@ -280,7 +280,7 @@ def _located(
             raise _fault(path, f"the name {entry.name!r} appears twice")
         if entry.start != position:
             raise _fault(path, f"the bytes before {entry.name} belong to no member, or to two")
-        member = _locate(path, descriptor, entry, directory)
+        member = _locate(path, descriptor, entry)
         position = member.end
         members[member.name] = member
     if position != directory:
@@ -288,11 +288,11 @@ def _located(
     return members
 
 
-def _locate(path: Path, descriptor: int, entry: WheelMember, directory: int) -> WheelMember:
+def _locate(path: Path, descriptor: int, entry: WheelMember) -> WheelMember:
     """Return *entry* with the offset of its data; refuse a local header that differs from the directory."""
     expected = entry.raw_name
     header = os.pread(descriptor, LOCAL.size + len(expected), entry.start)
-    if len(header) < LOCAL.size or not header.startswith(LOCAL_SIGNATURE):
+    if not header.startswith(LOCAL_SIGNATURE):
         raise _fault(path, f"{entry.name} has no local header")
     _, extract, *same, crc, packed, size, name_length, extra = LOCAL.unpack_from(header)
     stated = (crc, packed, size)
@@ -309,12 +309,8 @@ def _locate(path: Path, descriptor: int, entry: WheelMember, directory: int) -> 
     member = replace(entry, data=data, end=data + entry.compressed_size)
     if entry.flags & DESCRIPTOR_FOLLOWS:
         member = _with_descriptor(path, descriptor, member)
-    if member.end > directory:
-        raise _fault(path, f"the data of {member.name} is cut off")
     if member.name.endswith("/") and (
-        member.size
-        or member.compressed_size > len(_EMPTY[1])
-        or os.pread(descriptor, member.compressed_size, data) not in _EMPTY
+        member.size or os.pread(descriptor, min(member.compressed_size, _SNIFF), data) not in _EMPTY
     ):
         raise _fault(path, f"the folder {member.name} has content")
     return member

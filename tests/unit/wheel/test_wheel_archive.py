@@ -1,6 +1,7 @@
 """The strict reader refuses what it should, and the writer keeps bytes as they are."""
 
 import io
+import os
 import struct
 import zipfile
 import zlib
@@ -169,6 +170,10 @@ STRUCTURES: dict[str, tuple[dict[str, Any], str]] = {
     "writable by all": ({"mode": 0o100666}, "first has the mode"),
     "a device": ({"mode": 0o020644}, "neither a file nor a folder"),
     "headers that are masked": ({"flags": 1 << 13}, "first has flags"),
+    "a folder that states content": (
+        {**vars(FOLDER), "data": b"", "method": 0, "size": 5, "crc": 0}, "the folder first/ has content",
+    ),
+    "a folder that is a link": ({**vars(FOLDER), "mode": 0o120777}, "neither a file nor a folder"),
 }  # fmt: skip
 
 
@@ -198,8 +203,7 @@ def endless() -> bytes:
     return deflater.compress(b"1" * 100) + deflater.flush(zlib.Z_SYNC_FLUSH)
 
 
-def flipped(method: int, offset: int) -> bytes:
-    data = zipped({"first": b"data" * 50}, method)
+def damaged(data: bytes, offset: int) -> bytes:
     return data[:offset] + bytes([data[offset] ^ 0xFF]) + data[offset + 1 :]
 
 
@@ -208,13 +212,20 @@ def understated() -> bytes:
     return patched(patched(data, b"first", 24, size), b"first", 22, size, local=True)
 
 
+def whole_piece() -> bytes:
+    """A deflate stream of 16 stored blocks and exactly a MiB, as which it is read."""
+    blocks = [struct.pack("<BHH", 0, 65531, 65531 ^ 0xFFFF) + bytes(65531)] * 16
+    return b"".join([*blocks[:15], b"\1" + blocks[15][1:]])
+
+
 # Archives that open, with a member that cannot be read.
 UNREADABLE = {
     **{f"{len(end)} bytes behind its end": spoilt(data=FIRST.data + end)
        for end in (b"x", b"evil" * 1500, bytes(3 << 20))},
+    "bytes behind an end that ends a piece": spoilt(data=whole_piece() + b"x", size=16 * 65531),
     "no end": spoilt(data=endless()),
-    "damaged": flipped(zipfile.ZIP_STORED, 45),
-    "damaged and deflated": flipped(zipfile.ZIP_DEFLATED, 41),
+    "damaged": damaged(zipped({"first": b"data" * 50}, zipfile.ZIP_STORED), 45),
+    "damaged and deflated": damaged(zipped({"first": b"data" * 50}), 41),
     "more than it states": understated(),
 }  # fmt: skip
 
@@ -223,10 +234,22 @@ UNREADABLE = {
 def test_a_member_that_is_not_what_it_states_is_refused(fault: str, tmp_path: Path) -> None:
     path = tmp_path / "odd.zip"
     path.write_bytes(UNREADABLE[fault])
-    if "behind" in fault:
+    if "behind its" in fault:
         assert zipfile.ZipFile(path).read("first") == b"1" * 100, "the standard library takes it"
-    with open_archive(path) as archive, pytest.raises(ArchiveError, match=r"odd\.zip"):
-        archive.read("first")
+    with open_archive(path) as archive:
+        with pytest.raises(ArchiveError, match=r"odd\.zip"):
+            archive.read("first")
+        pieces: list[bytes] = []
+        with pytest.raises(ArchiveError, match=r"odd\.zip"):
+            pieces.extend(archive.chunks("first"))
+        assert sum(map(len, pieces)) <= archive.members["first"].size, "no more is inflated"
+
+
+def test_a_file_that_is_cut_off_while_it_is_read_is_refused(source: Path) -> None:
+    with open_archive(source) as archive:
+        os.truncate(source, 40)
+        with pytest.raises(ArchiveError, match="cut off"):
+            archive.read("a/two.bin")
 
 
 def test_a_deflate_stream_that_is_none_has_no_beginning(tmp_path: Path) -> None:
@@ -248,6 +271,17 @@ def test_a_large_member_is_read_in_pieces_only(tmp_path: Path) -> None:
 
 
 GOOD = zipped({"good": b"data" * 50})
+PIPED = zipped({"good": b"data" * 50}, stream=Pipe())
+LISTED = GOOD.index(b"PK\1\2")
+
+
+def ended(at: int, value: int, before: bytes = b"", data: bytes = GOOD) -> bytes:
+    """*data* with *value* in its end record, *at* so many bytes, and with bytes *before* that."""
+    size = 4 if at in {12, 16} else 2
+    end = len(data) - 22 + at
+    return data[:-22] + before + data[-22:end] + value.to_bytes(size, "little") + data[end + size :]
+
+
 FAULTS = {
     "not an archive": (b"hello", "not a zip archive"),
     "cut off": (GOOD[:-30], "not a zip archive"),
@@ -269,7 +303,28 @@ FAULTS = {
     "overlap": (overlapping(), "to two"),
     "local name": (patched(GOOD, b"good", 30, b"evil", local=True), "headers of good disagree"),
     "local size": (patched(GOOD, b"good", 22, b"\1", local=True), "headers of good disagree"),
-    "count": (GOOD[:-12] + b"\2\0" + GOOD[-10:], "count"),
+    "a descriptor": (damaged(PIPED, PIPED.index(b"PK\7\x08") + 4), "the data descriptor of good"),
+    "local signature": (patched(GOOD, b"good", 0, b"XXXX", local=True), "no local header"),
+    "local time": (patched(GOOD, b"good", 10, b"\1\1", local=True), "headers of good disagree"),
+    "local name's length": (patched(GOOD, b"good", 26, b"\5", local=True), "headers of good disagree"),
+    "local zip64 version": (patched(GOOD, b"good", 4, b"\x2d", local=True), "zip64"),
+    "zip64 locator": (ended(10, 1, bytes(56) + b"PK\6\7" + bytes(16)), "zip64"),
+    "a comment that is not there": (ended(20, 5), "around its central directory"),
+    "a disk": (ended(4, 1), "count"),
+    "a disk of the list": (ended(6, 1), "count"),
+    "count on this disk": (ended(8, 2), "count"),
+    "count": (ended(10, 2), "count"),
+    "count of both": (ended(10, 2, data=ended(8, 2)), "count"),
+    "list's signature": (patched(GOOD, b"good", 0, b"XXXX"), "malformed"),
+    "list's name's length": (patched(GOOD, b"good", 28, b"\xff"), "malformed"),
+    "a member's disk": (patched(GOOD, b"good", 34, b"\1"), "malformed"),
+    "no whole entry": (ended(12, len(GOOD) - 22 - LISTED + 10, b"PK\1\2" + bytes(6)), "malformed"),
+    "no UTF-8": (patched(GOOD.replace(b"good", b"g\xff\xffd"), b"g\xff\xffd", 8, b"\0\x08"), "malformed"),
+    "bytes before the list": (
+        ended(16, LISTED + 1, data=GOOD[:LISTED] + b"x" + GOOD[LISTED:]),
+        "before its central directory",
+    ),
+    "cut off and too short": (b"PK\5\6", "malformed"),
 }
 
 
