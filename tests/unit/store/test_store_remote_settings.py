@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from securesystemslib.signer import CryptoSigner
 
 from sparkwright.base.errors import ConfigError, NewerFormatError
 from sparkwright.store.remote.client import RemoteSettings, read_remote_settings
@@ -119,10 +120,14 @@ def test_a_key_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> Non
 def test_what_is_no_key_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "key.pem"
     assert find_key(path) is None
-    path.write_text("nonsense")
-    path.chmod(0o600)
-    with pytest.raises(ConfigError, match="cannot be used"):
-        find_key(path)
+    path.touch(0o600)
+    for data, because in (
+        (b"nonsense", "no private key in PEM form"),
+        (CryptoSigner.generate_ecdsa().private_bytes, "not of the kind ed25519"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(ConfigError, match=because):
+            find_key(path)
     for text in ("ed25519:short", "ed25519:?", "", "3" * 43, "rsa:abc"):
         with pytest.raises(ConfigError, match="'desk'"):
             RemoteTier(

@@ -312,6 +312,14 @@ def test_an_upstream_wheel_that_the_lock_does_not_name_is_found(case: Case) -> N
     assert failed(case.expectation.upstream_wheel, stock) == {"upstream-digest"}
 
 
+def test_a_module_for_one_python_in_an_upstream_wheel_of_the_stable_abi_is_found(
+    case: Case, tmp_path: Path
+) -> None:
+    wheel = wheelkit.upstream_wheel(tmp_path, extra={"vllm/_one.so": wheelkit.elf()})
+    stock = replace(case.expectation, upstream_wheel=wheel, version=None)
+    assert failed(wheel, stock) == {"upstream-digest", "tags"}
+
+
 def test_native_inputs_are_fine_with_binaries_from_elsewhere(case: Case, tmp_path: Path) -> None:
     binaries = ("vllm/_C.abi3.so", BIG, "vllm/vllm-rs")
     for number in range(3):
