@@ -145,6 +145,13 @@ BINARIES: dict[str, tuple[dict[str, Any], str, str]] = {
     "a symbol that nobody defines": (
         {"body": f"{MISSING} void g(void) {{ missing(); }}"}, "symbols-resolve", f"{C}: missing ",
     ),
+    "a name of the stable ABI": (
+        {"body": "void cuInit(void), PyErr_Clear(void); void g(void) { PyErr_Clear(); }"}, "", "",
+    ),
+    "a private name of Python": (
+        {"body": "void cuInit(void), _PyLong_AsInt(void); void g(void) { _PyLong_AsInt(); }"},
+        "symbols-resolve", f"{C}: _PyLong_AsInt ",
+    ),
     "a cubin too few": ({"images": IMAGES[1:]}, KERNELS_CHECK, ""),
     "lowered in silence": ({"images": [("sm_120", ["gemm", "norm"]), *IMAGES[1:]]}, KERNELS_CHECK, ""),
     "no PTX": ({"images": IMAGES[:2]}, KERNELS_CHECK, ""),
