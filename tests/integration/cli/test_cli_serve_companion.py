@@ -58,9 +58,10 @@ def plan(wheel: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
 def add_companion(folder: Path, *modules: str) -> str:
     """Put a companion with *modules* of the list into *folder*; return its name."""
     target = Target(this_machine(), "12.1a")
+    usual = kit.content([], target).record
     record = {
-        **kit.content([], target).record,
-        "flashinfer": {"version": SPEC.version},
+        **usual,
+        "flashinfer": {**usual["flashinfer"], "version": SPEC.version},
         "modules": {name: {"listed": name, "sha256": "0" * 64, "size": 0, "arches": {}} for name in modules},
         "recipes": {name: [*SPEC.needed("12.1a", one)] for name, one in SPEC.served().items()},
     }
@@ -206,7 +207,8 @@ def test_unknown_names_and_series_are_refused() -> None:
 
 def test_a_companion_is_audited_by_the_list_of_its_own_series(tmp_path: Path) -> None:
     def of_flashinfer(version: str) -> Path:
-        record = {**kit.content([]).record, "flashinfer": {"version": version}}
+        usual = kit.content([]).record
+        record = {**usual, "flashinfer": {**usual["flashinfer"], "version": version}}
         info = f"flashinfer_jit_cache_sm121a-{version}.dist-info"
         files = wheelkit.with_record(
             {f"{info}/sparkwright/companion.json": json.dumps(record).encode()}, info
