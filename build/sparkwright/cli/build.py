@@ -39,7 +39,7 @@ _HAZARDS = {
     "both-sides": "both sides changed {}",
     "doubled": "{} is defined twice, with one value",
     "signature": "it calls {} as it was before the other side changed what that takes",
-    "removed": "it calls {}, which the other side removed",
+    "removed": "it uses {}, which the other side removed",
     "mode": "the carry makes it {}, and the wheel does not",
 }
 

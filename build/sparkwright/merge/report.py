@@ -55,7 +55,7 @@ class Hazard(Model, frozen=True):
     Attributes:
         kind: ``both-sides``: both sides changed this function since the base. ``doubled``: each side gave
             the name the same value, in a place of its own. ``signature``: one side calls the function as
-            it was before the other changed what it takes. ``removed``: one side calls what the other removed.
+            it was before the other changed what it takes. ``removed``: one side uses what the other removed.
             ``mode``: the carry sets the file's mode, which wheels do not have from it.
     """
 

@@ -1,4 +1,4 @@
-"""Calls whose callee the text names beyond doubt, followed to its definition in either tree.
+"""Calls and attributes that the text names beyond doubt, followed to their definition in either tree.
 
 `across` compares calls with every definition of their name. Where that name is common, only the callee itself
 tells: an imported name, an attribute of an imported module, a method of ``self`` or of a class that is called
@@ -64,6 +64,7 @@ class _File:
 
     Attributes:
         calls: its calls, of those that it names beyond doubt.
+        reads: dotted names of the attributes that it reads, of those too.
         names: dotted names of what its top level imports.
         bases: of each class, the dotted names of its bases; `None` where one is not known, or where it may
             have attributes that the text does not show.
@@ -71,6 +72,7 @@ class _File:
     """
 
     calls: Counter[Callee] = field(default_factory=Counter)
+    reads: Counter[str] = field(default_factory=Counter)
     names: dict[str, str] = field(default_factory=dict)
     bases: dict[str, tuple[str, ...] | None] = field(default_factory=dict)
     attributes: set[str] = field(default_factory=set)
@@ -81,12 +83,22 @@ def misfits(
 ) -> Iterator[Hazard]:
     """Give a hazard for each new call of *caller* that fits its callee there, and not in *merged*.
 
+    So it does for each attribute of a module that *caller* newly reads, and that *merged* has no longer.
+
     *base* is what both sides come from; *changed* are files that the other side changed: without any, every
     call still fits.
     """
     for path in paths if changed else ():
+        if merged.entry(path) is None:
+            continue
         after, before = _file(caller, path), _file(base, path)
-        for callee in (after.calls - before.calls) if merged.entry(path) is not None else ():
+        called = {callee.name for callee in after.calls}
+        for dotted in sorted({*(after.reads - before.reads)} - called):
+            module, rest = _split(caller, dotted)
+            there = module and len(rest) == 1 and _function(caller, dotted, _DEEPEST) != _GONE
+            if there and _function(merged, dotted, _DEEPEST) == _GONE:
+                yield Hazard(kind="removed", path=path, name=rest[0])
+        for callee in after.calls - before.calls:
             took = _taken(caller, callee.name)
             if not isinstance(took, Signature) or not took.fits(callee.call):
                 continue
@@ -250,8 +262,11 @@ class _Reader:
             called = node.func.value if isinstance(node.func, ast.Subscript) else node.func
             if name := self._named(called, scopes):
                 self.found.calls[Callee(name, call)] += 1
-        elif isinstance(node, ast.Attribute) and not isinstance(node.ctx, ast.Load):
-            self.found.attributes.add(node.attr)
+        elif isinstance(node, ast.Attribute):
+            if not isinstance(node.ctx, ast.Load):
+                self.found.attributes.add(node.attr)
+            elif name := self._named(node, scopes):
+                self.found.reads[name] += 1
         self.visit(list(ast.iter_child_nodes(node)), scopes)
 
     def _function_scope(self, node: _Function | ast.Lambda, scopes: tuple[_Scope, ...]) -> _Scope:

@@ -276,6 +276,8 @@ CHANGES = {
     "another method": ("def free(self, block)", "def free(self, block, heads)"),
     "another inherited method": ("def keep(self, a)", "def keep(self)"),
     "no function": ("def size(block, layers)", "def sizes(block, layers)"),
+    "no constant": ("LIMIT = 1\n", ""),
+    "no class": ("class Base:", "class Basis:"),
     "no method": ("    def free(self, block):\n        pass\n", ""),
     "a moved method": ("class Base:\n", "class Base:\n    def free(self, block):\n        pass\n\n"),
     "another constructor": ("def __init__(self)", "def __init__(self, heads)"),
@@ -311,6 +313,13 @@ class TestCallees:
             ("def f(m):\n    return m.size(1, 2)\n", "another signature", None),  # a parameter
             ("def f():\n    m = g()\n    return m.size(1, 2)\n\n\ng = None\n", "another signature", None),
             ("f = lambda m: m.size(1, 2)\n", "another signature", None),
+            ("x = m.LIMIT + 1\n", "no constant", ("removed", "LIMIT")),
+            ("class Own(m.Base):\n    pass\n", "no class", ("removed", "Base")),
+            ("@m.size\ndef f():\n    pass\n", "no function", ("removed", "size")),
+            ("x = m.size(*y)\n", "no function", ("removed", "size")),
+            ("x = m.LIMIT + 1\n", "no function", None),
+            ("def f(m):\n    return m.LIMIT\n", "no constant", None),
+            ("m.LIMIT = 2\n", "no constant", None),  # sets it
             (
                 "def f():\n    from vllm.other import size as s\n    return s(1, 2)\n",
                 "another signature",
