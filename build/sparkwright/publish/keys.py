@@ -218,7 +218,7 @@ def rotate_key(
     (old,) = before.keys("timestamp")
     present = None if roots_key else _read_key(home / f"{old}.pem")
     if split is not None:
-        _require_free(split, present)
+        _require_free(split, home, present)
     signing = present or _read_key(roots_key or home)
     root = copy.deepcopy(before.root)
     for role in ONLINE if split is not None else _ROLES:
@@ -226,18 +226,24 @@ def rotate_key(
             root.revoke_key(old, role)
             root.add_key(key.public_key, role)
     told = f"was revoked on {now}: {revoke}" if revoke else f"was replaced on {now}"
+    successor = _successor(before, root, [signing, key], {} if split is not None else {old: told})
     with _locked(home):
         _write_private(home / f"{key.public_key.keyid}.pem", key)
         if split is not None:
             _write_private(split, signing)
-        _write_root(home, before, root, [signing, key], {} if split is not None else {old: told})
+        write_atomically(home / root_name(before.version + 1), successor)
         (home / f"{old}.pem").unlink(missing_ok=True)
     return load_publisher(home)
 
 
-def _require_free(split: Path, present: CryptoSigner | None) -> None:
-    """Refuse a file for the key that is split off: one that cannot be made, or has another than *present*."""
-    if not os.path.lexists(split):
+def _require_free(split: Path, home: Path, present: CryptoSigner | None) -> None:
+    """Refuse a file for the key that is split off.
+
+    It is one that cannot be made, has another key than *present*, or goes wherever *home* is given to.
+    """
+    if home.resolve() in split.resolve().parents:
+        because = f"{home} has the key that it is to be apart from"
+    elif not os.path.lexists(split):
         because = "" if split.absolute().parent.is_dir() else f"{split.parent} is no folder"
     elif split.is_file():
         same = present is not None and split.read_bytes() == present.private_bytes
@@ -287,10 +293,8 @@ def _first_root(home: Path) -> ChannelRoot:
     return ChannelRoot(metadata.to_bytes())
 
 
-def _write_root(
-    home: Path, old: ChannelRoot, new: Root, keys: Sequence[CryptoSigner], former: dict[str, str]
-) -> None:
-    """Write *new* as the next version, once it is accepted as the successor of *old*."""
+def _successor(old: ChannelRoot, new: Root, keys: Sequence[CryptoSigner], former: dict[str, str]) -> bytes:
+    """Return *new* as the next version, which readers accept as the successor of *old*."""
     from tuf.api.metadata import Metadata
 
     now = datetime.now(UTC).replace(microsecond=0)
@@ -300,9 +304,7 @@ def _write_root(
     metadata = Metadata(new)
     for key in keys:
         metadata.sign(key, append=True)
-    path = home / root_name(new.version)
-    read_root(metadata.to_bytes(), str(path), old)
-    write_atomically(path, metadata.to_bytes())
+    return read_root(metadata.to_bytes(), "the new root", old).data
 
 
 def _new_key() -> CryptoSigner:

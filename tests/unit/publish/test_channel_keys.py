@@ -114,15 +114,15 @@ def test_a_later_root_without_those_before_it_is_not_replaced(world: ChannelWorl
 def test_an_interrupted_rotation_has_happened_or_not(
     world: ChannelWorld, monkeypatch: pytest.MonkeyPatch, stop: str
 ) -> None:
-    first, real = key_of(world), keys._write_root
+    first, real = key_of(world), keys.write_atomically
 
-    def stopped(*words: object) -> None:
+    def stopped(path: Path, data: bytes) -> None:
         if stop == "after the root":
-            real(*words)
+            real(path, data)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(keys, "_write_root", stopped)
+        patch.setattr(keys, "write_atomically", stopped)
         with pytest.raises(KeyboardInterrupt):
             rotate_key(world.home)
     assert (key_of(world) == first) is (stop == "before the root")
@@ -189,8 +189,11 @@ def test_a_thief_of_the_channels_key_cannot_change_roots(world: ChannelWorld) ->
     assert len(list(world.home.glob("*.pem"))) == 1
     world.promote("2")
     world.verify()
-    with pytest.raises(UntrustedKeyError, match="may not sign roots"):
-        rotate_key(world.home)
+    for split in (None, world.folder / "more.pem"):
+        with pytest.raises(UntrustedKeyError, match="may not sign roots"):
+            rotate_key(world.home, split=split)
+    assert len(list(world.home.glob("*.pem"))) == 1
+    assert not (world.folder / "more.pem").exists()
     stolen = load_publisher(world.home)
     root = ChannelRoot((world.home / "2.root.json").read_bytes()).metadata
     root.signed.version = 3
@@ -231,6 +234,8 @@ def test_the_key_of_roots_signs_no_generation(world: ChannelWorld) -> None:
 
 def test_a_second_split_leaves_the_key_of_the_first_alone(world: ChannelWorld) -> None:
     offline = world.folder / "roots.pem"
+    with pytest.raises(PublishError, match="to be apart from"):
+        rotate_key(world.home, split=world.home / "roots.pem")
     rotate_key(world.home, split=offline)
     kept = offline.read_bytes()
     with pytest.raises(PublishError, match="may be the only copy of another key"):
