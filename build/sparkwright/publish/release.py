@@ -18,7 +18,6 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from http import HTTPStatus
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 from urllib.parse import quote
@@ -59,7 +58,8 @@ _TOOL = "tool"
 _MOST_ASSET_BYTES = 2 << 30
 # Of other names, forges change characters.
 _ASSET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*(?<!\.)")
-_PER_PAGE = 100
+# The API lists 10,000 releases at the most; what answers without an end is no forge.
+_PER_PAGE, _MOST_PAGES, _MOST_ANSWER_BYTES = 100, 100, 64 << 20
 
 
 class _SentAsset(msgspec.Struct):
@@ -178,11 +178,12 @@ class Forge:
         return own
 
     def _listed(self, path: str, kind: Any) -> Iterator[Any]:
-        for page in count(1):
+        for page in range(1, _MOST_PAGES + 1):
             entries = self._call("GET", f"{path}?per_page={_PER_PAGE}&page={page}", list[kind])
             yield from entries
             if len(entries) < _PER_PAGE:
                 return
+        raise _odd_answer(f"GET {path} failed for {self.repository}", f"it has {_MOST_PAGES} pages and more")
 
     def _call(
         self, method: str, path: str, kind: Any = object, *, file: Path | None = None, json: Any = None
@@ -202,18 +203,18 @@ class Forge:
                 with attempt, file.open("rb") if file else nullcontext() as body:
                     answer = self._session.request(
                         method, address, headers=headers, data=body, json=json, timeout=settings.timeout_s,
-                        allow_redirects=False,
+                        allow_redirects=False, stream=True,
                     )  # fmt: skip
+                    data = _content(answer, what)
                     if answer.is_redirect:  # its answer could name where the token is sent next
                         raise requests.HTTPError(response=answer)
                     if not (method == "DELETE" and answer.status_code == HTTPStatus.NOT_FOUND):  # it is gone
                         answer.raise_for_status()
-                    return decode_json(answer.content or b"null", kind)
+                    return decode_json(data or b"null", kind)
         except (requests.RequestException, RefusedFetchError) as error:
             raise _refused(what, error) from error
         except msgspec.MsgspecError as error:
-            because = f"its answer is not as GitHub's: {clean(str(error), 300)}"
-            raise UploadError(what, because=because, next_step="check GITHUB_API_URL") from error
+            raise _odd_answer(what, clean(str(error), 300)) from error
 
     @cached_property
     def _session(self) -> requests.Session:
@@ -230,6 +231,24 @@ class Forge:
 def _is(found: _SentAsset | None, asset: Asset) -> bool:
     """Tell if *found* is *asset*, and whole."""
     return bool(found and found.state == "uploaded" and found.digest == f"sha256:{asset.sha256}")
+
+
+def _content(answer: requests.Response, what: str) -> bytes:
+    """Return the body of *answer*, which stays readable there."""
+    data = bytearray()
+    for piece in answer.iter_content(1 << 16):
+        data += piece
+        if len(data) > _MOST_ANSWER_BYTES:
+            answer.close()
+            raise _odd_answer(what, f"it has more than {_MOST_ANSWER_BYTES >> 20} MiB")
+    whole = bytes(data)
+    answer._content = whole  # noqa: SLF001 - as requests does without a stream
+    return whole
+
+
+def _odd_answer(what: str, why: str) -> UploadError:
+    because = f"its answer is not as GitHub's: {why}"
+    return UploadError(what, because=because, next_step="check GITHUB_API_URL")
 
 
 def _lost_race(what: str) -> LostRaceError:

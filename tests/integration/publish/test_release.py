@@ -156,6 +156,30 @@ def test_answers_of_another_shape_are_one_error(
     assert hub.published() == {}
 
 
+@pytest.mark.parametrize(
+    ("limit", "most", "why"),
+    [
+        ("_MOST_ANSWER_BYTES", 0, "MiB"),
+        ("_MOST_ANSWER_BYTES", 1 << 20, ""),
+        ("_MOST_PAGES", 1, "1 pages and more"),
+        ("_MOST_PAGES", 2, ""),
+    ],
+)
+def test_answers_without_an_end_are_given_up(
+    world: ChannelWorld, hub: Forge, monkeypatch: pytest.MonkeyPatch, limit: str, most: int, why: str
+) -> None:
+    world.promote(V1, "stable")
+    older = {"tag_name": "v0", "draft": False, "files": {}, "upload_url": hub.url}
+    hub.releases = {id_: {"id": id_, **older} for id_ in range(1, 101)}  # a whole page
+    monkeypatch.setattr(subject, limit, most)
+    if why:
+        with pytest.raises(UploadError, match=f"its answer is not as GitHub's: .*{why}"):
+            send(world, hub)
+    else:
+        send(world, hub)
+    assert bool(hub.published()) is not bool(why)
+
+
 def test_a_published_release_never_changes(world: ChannelWorld, hub: Forge) -> None:
     world.promote(V1, "stable")
     older = {"draft": False, "files": {}, "upload_url": hub.url}
