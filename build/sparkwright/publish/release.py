@@ -58,8 +58,7 @@ _TOOL = "tool"
 _MOST_ASSET_BYTES = 2 << 30
 # Of other names, forges change characters.
 _ASSET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*(?<!\.)")
-# The API lists 10,000 releases at the most; what answers without an end is no forge.
-_PER_PAGE, _MOST_PAGES, _MOST_ANSWER_BYTES = 100, 100, 64 << 20
+_PER_PAGE, _MOST_PAGES = 100, 100  # the API lists 10,000 releases at the most
 
 
 class _SentAsset(msgspec.Struct):
@@ -203,14 +202,13 @@ class Forge:
                 with attempt, file.open("rb") if file else nullcontext() as body:
                     answer = self._session.request(
                         method, address, headers=headers, data=body, json=json, timeout=settings.timeout_s,
-                        allow_redirects=False, stream=True,
+                        allow_redirects=False,
                     )  # fmt: skip
-                    data = _content(answer, what)
                     if answer.is_redirect:  # its answer could name where the token is sent next
                         raise requests.HTTPError(response=answer)
                     if not (method == "DELETE" and answer.status_code == HTTPStatus.NOT_FOUND):  # it is gone
                         answer.raise_for_status()
-                    return decode_json(data or b"null", kind)
+                    return decode_json(answer.content or b"null", kind)
         except (requests.RequestException, RefusedFetchError) as error:
             raise _refused(what, error) from error
         except msgspec.MsgspecError as error:
@@ -231,19 +229,6 @@ class Forge:
 def _is(found: _SentAsset | None, asset: Asset) -> bool:
     """Tell if *found* is *asset*, and whole."""
     return bool(found and found.state == "uploaded" and found.digest == f"sha256:{asset.sha256}")
-
-
-def _content(answer: requests.Response, what: str) -> bytes:
-    """Return the body of *answer*, which stays readable there."""
-    data = bytearray()
-    for piece in answer.iter_content(1 << 16):
-        data += piece
-        if len(data) > _MOST_ANSWER_BYTES:
-            answer.close()
-            raise _odd_answer(what, f"it has more than {_MOST_ANSWER_BYTES >> 20} MiB")
-    whole = bytes(data)
-    answer._content = whole  # noqa: SLF001 - as requests does without a stream
-    return whole
 
 
 def _odd_answer(what: str, why: str) -> UploadError:
