@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import itertools
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from urllib.parse import quote
 
 from sparkwright.base.digests import CHUNK, sha256_file
 from sparkwright.base.errors import LostRaceError, SparkwrightError, ToolError, UploadError
-from sparkwright.publish.target import Entry, Stored, checked_path, lost_race, require_digest
+from sparkwright.publish.target import MOST_BYTES, Entry, Stored, checked_path, lost_race, require_digest
 from sparkwright.store.remote.client import cause_of
 from sparkwright.upstream.network import IndexSettings
 
@@ -29,6 +30,7 @@ T = TypeVar("T")
 _FOREVER = "public, max-age=31536000, immutable"
 _ALWAYS_ASK = "no-cache"
 _WHOLE = 16 << 20  # bytes of a file that is sent in one request, on the condition that none is there
+_MOST_FILES = 100_000
 _LONGEST = timedelta(hours=6)  # of one transfer; one that brings nothing is given up long before
 _CONDITIONS = ".conditions"
 """The object on which a store shows that it heeds conditions."""
@@ -55,6 +57,11 @@ class S3Target:
         found = self._get(path)
         if found is None:
             return None
+        if found.meta["size"] > MOST_BYTES:
+            raise UploadError(
+                f"{self.url(path)} was not read",
+                because=f"it has more than {MOST_BYTES} bytes, which no file of a channel has",
+            )
         return Stored(self._do("reading", path, found.bytes).to_bytes(), found.meta["e_tag"])
 
     def put_file(self, path: str, file: Path, sha256: str) -> None:
@@ -98,14 +105,20 @@ class S3Target:
         """See `Target.files`."""
         start, base = self._key(prefix.rstrip("/")) if prefix else self.prefix, len(self._key(""))
 
-        def listed() -> dict[str, Entry]:
-            return {
-                item["path"][base:]: Entry(item["size"], item["last_modified"].timestamp())
-                for page in self._obstore.list(self._store, start or None)
-                for item in page
-            }
+        def listed() -> list[Any]:
+            pages = self._obstore.list(self._store, start or None)
+            return list(itertools.islice(itertools.chain.from_iterable(pages), _MOST_FILES + 1))
 
-        found = self._do("listing", prefix or ".", listed)
+        items = self._do("listing", prefix or ".", listed)
+        if len(items) > _MOST_FILES:
+            raise UploadError(
+                f"listing {prefix or '.'} at {self._shown} was given up",
+                because=f"it has more than {_MOST_FILES} objects, or lists its first page again and again",
+                next_step="use a store that heeds continuation-token, or an emptier prefix",
+            )
+        found = {
+            item["path"][base:]: Entry(item["size"], item["last_modified"].timestamp()) for item in items
+        }
         hidden = {path for path in found if any(part.startswith(".") for part in path.split("/"))}
         return {path: entry for path, entry in found.items() if path not in hidden}
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import obstore
 import pytest
 import requests
 import target_kit
@@ -18,6 +19,7 @@ from test_publish_targets import PAGE, credentials, file_of
 from wheelkit import sha256
 
 from sparkwright.base.errors import TamperedError, UploadError
+from sparkwright.publish import s3_target
 
 _numbers = itertools.count()
 
@@ -110,6 +112,35 @@ def test_a_slow_server_is_given_up(address: str, proxy: FaultProxy, wheel: Path)
     proxy.always = ProxyFault(silence_s=3)
     with pytest.raises(UploadError, match=r"timed out|timeout"):
         opened(address, timeout_s=0.3, attempts=2).put_file(WHEEL, wheel, sha256(wheel))
+
+
+# Sizes ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [10, 11])
+def test_a_pointer_beyond_reason_is_not_read(
+    address: str, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_target, "MOST_BYTES", 10)
+    target = opened(address)
+    target.replace(PAGE, b"1" * size, expected=None)
+    if size > 10:
+        with pytest.raises(UploadError, match="was not read"):
+            target.read(PAGE)
+    else:
+        assert target.read(PAGE)
+
+
+def test_a_store_that_lists_its_first_page_again_is_given_up(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(s3_target, "_MOST_FILES", 10)
+    target, of = opened(address), obstore.list
+    target.replace(PAGE, b"one", expected=None)
+    assert list(target.files("")) == [PAGE]
+    monkeypatch.setattr(obstore, "list", lambda *words: itertools.cycle(of(*words)))
+    with pytest.raises(UploadError, match="given up"):
+        target.files("")
 
 
 # Conditions --------------------------------------------------------------------------------
