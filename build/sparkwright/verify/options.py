@@ -65,7 +65,12 @@ class VerifyOptions(Model, frozen=True):
         if self.simulator and not self.vary:
             return "simulator"
         place = self.url.rpartition("@")[2].rpartition("://")[2]
-        return re.sub(r"[^\w.+-]+", "-", place or PurePath(self.recipe).stem).strip("-") or "run"
+        return re.sub(r"[^\w.+-]+", "-", place or self.recipe_name).strip("-") or "run"
+
+    @property
+    def recipe_name(self) -> str:
+        """The recipe's name, which may have dots, or that of its file."""
+        return PurePath(self.recipe).name.removesuffix(".toml")
 
     @property
     def narrowed(self) -> bool:

@@ -149,7 +149,7 @@ def _manifest(folder: Path, contents: Contents) -> dict[str, Any]:
     if options.url:
         told["url"] = options.url
     if options.recipe:
-        told["recipe-name"] = Path(options.recipe).stem
+        told["recipe-name"] = options.recipe_name
     if options.wheel:
         told["wheel"] = {"name": Path(options.wheel).name, "sha256": manifest.identity["wheel"]}
     if not contents.findings:

@@ -50,6 +50,15 @@ def test_a_recipe_is_named_with_or_without_a_use() -> None:
     assert recipe_and_use("own/a:b.toml") == ("own/a:b.toml", "")
 
 
+@pytest.mark.parametrize(
+    ("recipe", "named"),
+    [("qwen3.6-27b-dflash", "qwen3.6-27b-dflash"), ("own/qwen3.6.toml", "qwen3.6"), ("smoke", "smoke")],
+)
+def test_a_run_is_named_by_the_whole_name_of_its_recipe(recipe: str, named: str) -> None:
+    options = VerifyOptions(recipe=recipe)
+    assert (options.recipe_name, options.title) == (named, named)
+
+
 def test_each_arm_is_served_by_its_recipe(tmp_path: Path) -> None:
     fleet, _, identity = simulated(BOTH, profile_of(BOTH), tmp_path)
     drafted = {}
