@@ -300,7 +300,7 @@ class NightState:
 
     def recorded(self) -> Iterator[RecordedNight]:
         """Yield what was recorded, newest first."""
-        for path in sorted(self.folder.glob("*.json"), key=lambda path: int(path.stem), reverse=True):
+        for _, path in sorted(self._numbered(), reverse=True):
             try:
                 yield decode_json(path.read_bytes(), RecordedNight)
             except (OSError, msgspec.MsgspecError) as error:
@@ -325,13 +325,19 @@ class NightState:
 
     def next_id(self) -> str:
         """Return the name that the next night gets."""
-        return str(max((int(path.stem) for path in self.folder.glob("*.json")), default=0) + 1)
+        return str(max((number for number, _ in self._numbered()), default=0) + 1)
 
     def record(self, night: Night, *, inputs: str) -> None:
         """Add *night*, with the digest of its *inputs*."""
         made = RecordedNight(inputs=inputs, night=night)
         with storing(f"recording the night in {self.folder}"):
             write_atomically(self.folder / f"{night.id}.json", msgspec.json.encode(made))
+
+    def _numbered(self) -> Iterator[tuple[int, Path]]:
+        """Yield the nights' files by number; others, such as a person's copies, are none of a night."""
+        for path in self.folder.glob("*.json"):
+            if path.stem.isdecimal():
+                yield int(path.stem), path
 
 
 def red_since(marks: Sequence[Mark]) -> str:

@@ -45,6 +45,8 @@ class TestNights:
         state = NightState(folder)
         assert (state.last_inputs(), state.next_id()) == ("", "1")
         state.record(first, inputs="abc")
+        for name in ("notes", "1-copy", "9 (1)"):
+            (folder / f"{name}.json").write_text("{}")
         state = NightState(folder)
         assert list(state.nights()) == [first]
         assert (state.last_inputs(), state.next_id()) == ("abc", "2")
