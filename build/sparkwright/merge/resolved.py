@@ -83,7 +83,7 @@ def misfits(
 ) -> Iterator[Hazard]:
     """Give a hazard for each new call of *caller* that fits its callee there, and not in *merged*.
 
-    So it does for each attribute of a module that *caller* newly reads, and that *merged* has no longer.
+    So it does for each attribute of a module or class that *caller* newly reads, and *merged* has no longer.
 
     *base* is what both sides come from; *changed* are files that the other side changed: without any, every
     call still fits.
@@ -94,10 +94,8 @@ def misfits(
         after, before = _file(caller, path), _file(base, path)
         called = {callee.name for callee in after.calls}
         for dotted in sorted({*(after.reads - before.reads)} - called):
-            module, rest = _split(caller, dotted)
-            there = module and len(rest) == 1 and _function(caller, dotted, _DEEPEST) != _GONE
-            if there and _function(merged, dotted, _DEEPEST) == _GONE:
-                yield Hazard(kind="removed", path=path, name=rest[0])
+            if _has(caller, dotted, _DEEPEST) and _has(merged, dotted, _DEEPEST) is False:
+                yield Hazard(kind="removed", path=path, name=".".join(_split(caller, dotted)[1]))
         for callee in after.calls - before.calls:
             took = _taken(caller, callee.name)
             if not isinstance(took, Signature) or not took.fits(callee.call):
@@ -155,6 +153,29 @@ def _method(side: Side, owner: str, method: str, depth: int) -> Signature | str 
         return None
     inherited = (_method(side, base, method, depth - 1) for base in bases)
     return next((found for found in inherited if found != _GONE), _GONE)
+
+
+def _has(side: Side, dotted: str, depth: int) -> bool | None:
+    """Tell if there is such an attribute of a module or class in *side*; `None` where it is not known.
+
+    Bases that are not in *side*, such as those of enumerations, count as classes without it.
+    """
+    path, rest = _split(side, dotted)
+    module = side.module(path) if path else None
+    if module is None or len(rest) not in {1, 2} or depth == 0:
+        return None
+    file, owner, name = _file(side, path), rest[0], rest[-1]
+    if further := file.names.get(owner):
+        return _has(side, ".".join([further, *rest[1:]]), depth - 1)
+    if len(rest) == 1:
+        return None if module.open else name in module.bound
+    if module.counts[Thing("definition", owner)] != 1:
+        return None
+    whole = f"{owner}.{name}"
+    own = module.counts[Thing("definition", whole)] or module.counts[Thing("assignment", whole)]
+    bases = file.bases.get(owner) or ()
+    found = bool(own) or name in file.attributes
+    return found or any(_has(side, f"{base}.{name}", depth - 1) for base in bases)
 
 
 def _split(side: Side, dotted: str) -> tuple[str, list[str]]:

@@ -265,9 +265,10 @@ COMMON = {
     for number in range(3)
 }
 THEIRS = (
-    "def size(block, layers):\n    return block\n\n\n"
+    "import enum\n\n\ndef size(block, layers):\n    return block\n\n\n"
     "class Base:\n    def keep(self, a):\n        pass\n\n\n"
-    "class Cache(Base):\n    def __init__(self):\n        pass\n\n"
+    "class Kind(enum.IntEnum):\n    PAGE = 1\n    ROW = 2\n\n\n"
+    "class Cache(Base):\n    wide = 1\n\n    def __init__(self):\n        pass\n\n"
     "    def free(self, block):\n        pass\n\n\n"
     "LIMIT = 1\n"
 )
@@ -277,6 +278,8 @@ CHANGES = {
     "another inherited method": ("def keep(self, a)", "def keep(self)"),
     "no function": ("def size(block, layers)", "def sizes(block, layers)"),
     "no constant": ("LIMIT = 1\n", ""),
+    "no member": ("    ROW = 2\n", ""),
+    "no attribute": ("    wide = 1\n\n", ""),
     "no class": ("class Base:", "class Basis:"),
     "no method": ("    def free(self, block):\n        pass\n", ""),
     "a moved method": ("class Base:\n", "class Base:\n    def free(self, block):\n        pass\n\n"),
@@ -318,6 +321,11 @@ class TestCallees:
             ("@m.size\ndef f():\n    pass\n", "no function", ("removed", "size")),
             ("x = m.size(*y)\n", "no function", ("removed", "size")),
             ("x = m.LIMIT + 1\n", "no function", None),
+            ("x = m.Kind.ROW\n", "no member", ("removed", "Kind.ROW")),
+            ("x = m.Kind.PAGE\n", "no member", None),
+            ("x = m.Kind.__members__\n", "no member", None),
+            ("from .other import Cache\n\nx = Cache.wide\n", "no attribute", ("removed", "Cache.wide")),
+            ("x = m.Cache.keep\n", "no attribute", None),  # a base has it
             ("def f(m):\n    return m.LIMIT\n", "no constant", None),
             ("m.LIMIT = 2\n", "no constant", None),  # sets it
             (
