@@ -126,6 +126,7 @@ class Landing:
 # What a wheel cannot have -------------------------------------------------------------------------
 
 _PACKAGE = "vllm/"
+_COMPILED = (".so", ".pyc")
 _EXECUTABLE = "100755"
 
 
@@ -168,11 +169,12 @@ def _fault(repository: Repository, path: str, old: TreeEntry | None, new: TreeEn
         return f"{path} is a submodule, whose files are not in upstream's tree"
     if not path.startswith(_PACKAGE):
         return ""
-    if old is None and (fault := name_fault(path)):
+    built = path.endswith(_COMPILED) and f"{path} is compiled, and wheels have such files of builds alone"
+    if old is None and (fault := name_fault(path) or built):
         return fault
     data = repository.blob(new.blob)
     most = most_bytes(path)
-    if len(data) > most and not data.startswith(b"\x7fELF"):
+    if len(data) > most:
         return f"{path} has {human_size(len(data))}, and an audit reads {human_size(most)} at most"
     was = repository.blob(old.blob) if old is not None and old.mode != SUBMODULE else b""
     fault = _encoding_fault(data) if path.endswith(".py") and not _encoding_fault(was) else ""

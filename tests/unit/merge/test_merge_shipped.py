@@ -121,6 +121,8 @@ def test_a_mode_beside_an_edit_is_named_where_it_is_shipped(requests, path, file
         ([], {b"vllm/a\nb.py": b"x = 1\n"}, "holds control characters"),
         ([], {"vllm/a\u200bb.py".encode(): b"x = 1\n"}, "U+200B"),
         ([], {b"vllm/a\\b.py": b"x = 1\n"}, "backslash"),
+        ([], {b"vllm/_C.abi3.so": b"\x7fELF"}, "vllm/_C.abi3.so is compiled"),
+        ([], {b"vllm/__pycache__/a.cpython-311.pyc": b"x"}, "is compiled"),
     ],
 )
 def test_what_no_wheel_holds_is_refused(requests, commands, files, because):
