@@ -18,6 +18,7 @@ from sparkwright.base.errors import (
     unknown_name,
 )
 from sparkwright.base.events import warn
+from sparkwright.base.text import one_line
 from sparkwright.carries.edited import diff_folder, write_tree
 from sparkwright.carries.files import (
     Draft,
@@ -172,7 +173,10 @@ def _files(counts: Mapping[str, tuple[int, int] | None]) -> Iterator[Part]:
     """Yield the files of a change, each with how many lines it adds and takes away."""
     yield "files", len(counts)
     yield from _some(
-        [f"{path}  +{lines[0]} -{lines[1]}" if lines else path for path, lines in sorted(counts.items())]
+        [
+            one_line(path) + (f"  +{lines[0]} -{lines[1]}" if lines else "")
+            for path, lines in sorted(counts.items())
+        ]
     )
 
 

@@ -99,10 +99,15 @@ class TestNew:
         assert ran.err.count("tests and documents alone") == warned
 
     def test_one_that_no_wheel_can_hold_is_warned_of(self, world: World, upstream: Upstream) -> None:
-        odd = {"vllm/clamp.py": CLAMPED, "vllm/big.py": "#" * (1 << 20) + "\n"}
+        odd = {
+            "vllm/clamp.py": CLAMPED,
+            "vllm/big.py": "#" * (1 << 20) + "\n",
+            "vllm/a\nmade b.py": "b = 1\n",
+        }
         upstream.repository.pull(8, upstream.pinned, [odd])
         ran = world.good("carry", "new", "--pull", "8")
         assert "vllm/big.py has 1.0 MiB" in ran.err
+        assert r"vllm/a\nmade b.py  +1 -0" in ran.out
         world.list_carries(["pull-8"])
         assert "refused" in world.call("merge").out
 
