@@ -20,11 +20,11 @@ from sparkwright.store.disk import remove_tree, storing
 # What tools and editors leave behind, by the patterns of its names.
 _LEFT_FOLDERS = (
     ".git", "__pycache__", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".ipynb_checkpoints",
-    ".venv", ".vscode", ".idea", ".history", "*.egg-info",
+    ".venv", "venv", ".tox", ".nox", ".vscode", ".idea", ".zed", ".history", "*.egg-info",
 )  # fmt: skip
 _LEFT_FILES = (
     "*.pyc", "*.orig", "*.rej", "*.bak", "*.sw[op]", "*.so", "*~", "#*#", ".#*", "._*", ".DS_Store",
-    "Thumbs.db", "desktop.ini",
+    "Thumbs.db", "desktop.ini", ".env", ".env.*", ".envrc",
 )  # fmt: skip
 _SHOWN = 10
 _MARKERS = (b"<<<<<<< ", b">>>>>>> ")

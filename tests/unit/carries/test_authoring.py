@@ -93,8 +93,11 @@ class TestEdited:
 
     @pytest.mark.parametrize(
         "junk",
-        [".vscode/settings.json", ".idea/x.xml", "b/c.py~", "b/#c.py#", ".DS_Store", "b/._c.py", "x.bak"],
-    )
+        [
+            ".vscode/settings.json", ".idea/x.xml", "b/c.py~", "b/#c.py#", ".DS_Store", "b/._c.py", "x.bak",
+            ".env", "b/.env.local", ".envrc", ".nox/x",
+        ],
+    )  # fmt: skip
     def test_what_editors_leave_behind_is_named(self, repository, tree, folder, heard, junk):
         edit(folder, {junk: "\0junk", "a.py": "a = 2\n"})
         patch = diff_folder(repository, tree, folder)
