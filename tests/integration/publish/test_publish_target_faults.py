@@ -114,6 +114,16 @@ def test_a_slow_server_is_given_up(address: str, proxy: FaultProxy, wheel: Path)
         opened(address, timeout_s=0.3, attempts=2).put_file(WHEEL, wheel, sha256(wheel))
 
 
+def test_an_endpoint_without_https_counts_in_the_address_alone(
+    address: str, proxy: FaultProxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{proxy.address}")
+    with pytest.raises(UploadError) as raised:
+        opened("s3://wheels/p").read(PAGE)
+    assert "?endpoint=" in raised.value.because
+    assert opened(address).read(PAGE) is None
+
+
 # Sizes ---------------------------------------------------------------------------------------
 
 

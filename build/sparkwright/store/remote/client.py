@@ -148,6 +148,7 @@ _CAUSES = {
     "timed out": "it timed out",
     "Content-Length": "its answer states no length",
     "body error": "its answer was not whole",
+    "BadScheme": "http of AWS_ENDPOINT_URL is not used: name it in the address, by ?endpoint=http://HOST",
     "invalid peer certificate": "its certificate is not accepted",
     "error sending request": "it cannot be reached",
 }
