@@ -133,7 +133,7 @@ def _target(spec: CompanionSpec, platform: str, arch: str) -> Target:
     if not _ARCH.fullmatch(arch) or arch_of(arch) != arch:
         raise ConfigError(
             f"{arch!r} is no architecture of a companion",
-            because=f"kernels for that card are compiled for it alone: {arch_of(arch)}"
+            because=f"FlashInfer compiles for that card as {arch_of(arch)}"
             if _ARCH.fullmatch(arch)
             else "one is written as 12.1a or 12.0f",
             next_step=f"--arch {arch_of(arch)}" if _ARCH.fullmatch(arch) else "name another with --arch",

@@ -41,8 +41,8 @@ from sparkwright.wheel.names import parse_name
 
 LISTS = "companions"
 """Folder of the series' lists, in the folder of the patchsets."""
-_SPECIFIC = frozenset({"9.0", "10.0", "10.3", "11.0", "12.1"})
-"""Capabilities whose kernels are compiled for the card alone, such as ``12.1a``."""
+_SUFFIXES = {"9.0": "a", "10.0": "a", "10.3": "a", "11.0": "a", "12.0": "f", "12.1": "a"}
+"""What FlashInfer puts behind a capability: ``a`` for the card alone, ``f`` for its family."""
 _FLASHINFER = re.compile(r"^flashinfer-python==(\S+)", re.MULTILINE)
 
 
@@ -100,7 +100,7 @@ def choose_of_channel(
 
 def arch_of(capability: str) -> str:
     """Return the architecture that kernels for a card of *capability* are compiled for: ``12.1a``."""
-    return f"{capability}a" if capability in _SPECIFIC else capability
+    return capability + _SUFFIXES.get(capability, "")
 
 
 def build_command(version: str, machine: str, capability: str, recipe: str) -> str:
