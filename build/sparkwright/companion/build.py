@@ -245,6 +245,7 @@ def compile_kernels(job: CompanionJob) -> CompiledKernels:
             flashinfer=unpack_package(access, spec.flashinfer),
             imports=tuple(unpack_package(access, package) for package in spec.imports),
             tvm_ffi=unpack_package(access, spec.tvm_ffi_for(target.machine)),
+            headers=tuple(unpack_package(access, package) for package in spec.headers),
             workspace=scratch.resolve() / "generators",
         )
         described = describe_modules(spec, job.modules, site, target, toolchain)

@@ -76,6 +76,7 @@ class GeneratorSite:
         imports: unpacked wheels that FlashInfer imports besides.
         tvm_ffi: the unpacked wheel of ``apache-tvm-ffi``, of which only headers are used.
         workspace: FlashInfer's folder for generated sources, empty before.
+        headers: unpacked wheels of CUDA's headers that the toolkit lacks.
     """
 
     python: Path
@@ -83,6 +84,7 @@ class GeneratorSite:
     imports: tuple[Path, ...]
     tvm_ffi: Path
     workspace: Path
+    headers: tuple[Path, ...] = ()
 
 
 def describe_modules(
@@ -197,6 +199,10 @@ def _base_tree(access: Access, spec: CompanionSpec, site: GeneratorSite) -> str:
     """Return the tree without generated files; it is imported once for each list and version."""
     found = _files(site.tvm_ffi / TVM_FFI)
     headers = sorted((name, entry) for name, entry in found if name.endswith(_HEADERS))
+    # Every module has this folder among those that its units search.
+    for root in site.headers:
+        for folder in sorted(root.glob("**/include")):
+            headers += [(f"include/{name}", entry) for name, entry in _files(folder)]
     digests = [[name, digest_of(entry.data.decode(errors="replace"))] for name, entry in headers]
     key = digest_of([_RULES, spec.flashinfer.sha256, spec.paths, spec.leave_out, digests])
     ref = f"refs/sparkwright/companions/{key[:40]}"

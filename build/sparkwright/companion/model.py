@@ -123,6 +123,7 @@ class CompanionSpec(Model, frozen=True):
         paths: folders below ``flashinfer/data`` that hold the sources.
         leave_out: folders below these that no module of the list reads.
         imports: small wheels that FlashInfer imports and the environment for probes lacks.
+        headers: wheels of CUDA's headers, below ``include``, that the lock's toolkit lacks.
         modules: modules by name; one with braces in its name stands for one of each shape.
         needs: which of them a server asks for.
         models: shapes by a part of the checkpoint's name in lower case, the longest that fits.
@@ -140,6 +141,7 @@ class CompanionSpec(Model, frozen=True):
     drafters: dict[str, DrafterShape] = field(default_factory=dict)
     leave_out: tuple[str, ...] = ()
     imports: tuple[Package, ...] = ()
+    headers: tuple[Package, ...] = ()
     series: str = ""
 
     @property

@@ -14,6 +14,7 @@ from unit_kit import make_toolchain
 from sparkwright.base.errors import NativeBuildError
 from sparkwright.companion.build import Places, compile_modules, configure_modules
 from sparkwright.companion.generators import (
+    HEADERS,
     Command,
     DescribedModule,
     Description,
@@ -108,6 +109,17 @@ def test_a_module_is_described_compiled_and_linked_without_this_machines_paths(
     done = compile_modules(builder, inputs, configuration)["sampling"]
     assert str(tmp_path).encode() not in store.file_path(done.sha256).read_bytes()
     assert compile_modules(builder, inputs, configuration)["sampling"] == done
+
+
+def test_headers_that_the_toolkit_lacks_lie_where_every_module_searches(store, repository, tmp_path, site):
+    header = tmp_path / "nvrtc" / "nvidia" / "cu13" / "include" / "nvrtc.h"
+    header.parent.mkdir(parents=True)
+    header.write_text("int nvrtc;\n")
+    access = Access(store, repository, IndexSettings(offline=True))
+    with_it = source_tree(access, kit.SPEC, replace(site, headers=(tmp_path / "nvrtc",)))
+    assert f"{HEADERS}/include/nvrtc.h" in repository.files(with_it)
+    assert f"{HEADERS}/include/tvm.h" in repository.files(with_it)
+    assert f"{HEADERS}/include/nvrtc.h" not in repository.files(source_tree(access, kit.SPEC, site))
 
 
 def test_a_module_whose_name_is_as_long_as_a_file_system_allows_is_compiled(
