@@ -132,7 +132,7 @@ def with_companion(requirements: ExactRequirements, companion: Path) -> ExactReq
 
 
 JOBS = "MAX_JOBS"
-COMPILER_GIB = 7.0
+COMPILER_GIB = 11.0
 """The most that one of FlashInfer's compilers was seen to take, rounded up; see docs/companion.md."""
 _RESERVE_GIB = 4.0  # of the host
 _USUAL_SHARE = 0.92  # vLLM 0.33's default; 0.24's is 0.9

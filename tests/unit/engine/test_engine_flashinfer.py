@@ -139,7 +139,7 @@ def test_the_recipes_variable_counts_before_it(tmp_path: Path) -> None:
 GB10 = {"cores": 20, "available_gib": 116, "total_gib": 121.69, "shared": True}
 
 
-@pytest.mark.parametrize(("share", "expected"), [(0.5, 7), (0.7, 3), (0.8, 2), (0.9, 1), (0.99, 1)])
+@pytest.mark.parametrize(("share", "expected"), [(0.5, 4), (0.7, 2), (0.8, 1), (0.9, 1), (0.99, 1)])
 def test_what_a_server_leaves_of_a_sparks_memory_holds_all_compilers(share: float, expected: int) -> None:
     served = recipe(flags={"gpu-memory-utilization": share})
     assert compilers_at_once(served, **GB10) == expected
@@ -148,7 +148,7 @@ def test_what_a_server_leaves_of_a_sparks_memory_holds_all_compilers(share: floa
 
 def test_a_card_with_its_own_memory_leaves_the_hosts() -> None:
     host = GB10 | {"shared": False}
-    assert compilers_at_once(recipe(), **host) == 16
+    assert compilers_at_once(recipe(), **host) == 10
     assert compilers_at_once(recipe(), **host | {"cores": 8}) == 8
 
 
@@ -165,7 +165,7 @@ def test_it_is_set_with_a_card_and_unless_the_user_did(monkeypatch, memory, shar
     assert jobs_variable(recipe(), {}) == {}
 
 
-@pytest.mark.parametrize(("limit", "expected"), [("max", 16), (str(24 << 30), 2)])
+@pytest.mark.parametrize(("limit", "expected"), [("max", 10), (str(24 << 30), 1)])
 def test_the_limit_of_a_control_group_bounds_it(monkeypatch, tmp_path, limit, expected):
     files = {
         "proc/meminfo": f"MemTotal: {128 << 20} kB\nMemAvailable: {120 << 20} kB\n",
