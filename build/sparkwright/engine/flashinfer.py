@@ -42,7 +42,7 @@ from sparkwright.wheel.names import parse_name
 LISTS = "companions"
 """Folder of the series' lists, in the folder of the patchsets."""
 _SUFFIXES = {"9.0": "a", "10.0": "a", "10.3": "a", "11.0": "a", "12.0": "f", "12.1": "a"}
-"""What FlashInfer puts behind a capability: ``a`` for the card alone, ``f`` for its family."""
+"""Suffix of nvcc's architecture by compute capability: ``a`` for that card alone, ``f`` for its family."""
 _FLASHINFER = re.compile(r"^flashinfer-python==(\S+)", re.MULTILINE)
 
 
